@@ -1,0 +1,1 @@
+"""The import surface AReaL expects. Importing it needs no dependency and has no effect."""

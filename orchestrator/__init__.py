@@ -1,0 +1,1 @@
+"""Walks SWE-bench rollouts through a persisted finite-state machine."""

@@ -1,0 +1,1 @@
+"""Who edits the repository: one protocol, one module or package an agent."""

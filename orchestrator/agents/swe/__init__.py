@@ -1,0 +1,1 @@
+"""The built-in tool-use loop over an OpenAI-compatible endpoint."""

@@ -1,0 +1,1 @@
+"""The rollouts command: parse, call one function, render."""

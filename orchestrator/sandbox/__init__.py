@@ -1,0 +1,1 @@
+"""Where task code runs: one protocol, one module a backend."""

@@ -1,0 +1,128 @@
+"""Every setting, built once from defaults, YAML, environment, record and call arguments, then passed down frozen.
+
+The only reader of `os.environ`. Precedence, strongest first: call arguments, the record's `econfig`, environment,
+YAML (`aweagent/configs/NAME.yaml`, with `extends:`), defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "aweagent" / "configs"
+
+AgentType = Literal["swe"]
+ToolName = Literal["bash", "search_replace", "view", "create", "submit"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AgentSettings(_Section):
+    """How the agent works. Token numbers are tokens, times seconds."""
+
+    type: AgentType = "swe"
+    step_limit: int = Field(default=100, ge=1)
+    """Model turns."""
+    max_completion_tokens: int = Field(default=16384, ge=1)
+    """Asked of the endpoint for each turn."""
+    token_limit: int | None = Field(default=None, ge=1)
+    """Prompt and completion tokens of the last turn together; beyond it the run ends."""
+    timeout_s: float = Field(default=1800.0, gt=0)
+    """Wall time of the whole agent run."""
+    command_timeout_s: float = Field(default=60.0, gt=0)
+    max_command_timeout_s: float = Field(default=600.0, gt=0)
+    """The most that a tool call may ask for."""
+    max_command_timeouts: int = Field(default=3, ge=1)
+    """So many commands over time in a row end the run."""
+    max_format_errors: int = Field(default=3, ge=1)
+    """So many unusable turns in a row end the run."""
+    observation_limit: int = Field(default=10_000, ge=100)
+    """Characters of tool output shown to the model: half from the head, half from the tail."""
+    tools: tuple[ToolName, ...] = ("bash", "search_replace")
+    temperature: float | None = None
+    top_p: float | None = None
+    system_prompt: str = "You are a software engineer. Solve the task with the tools you are given."
+    instance_prompt: str = "Work in {workdir}.\n\n{problem_statement}"
+    """Placeholders: {workdir}, {problem_statement}, {instance_id}."""
+
+
+class LlmSettings(_Section):
+    """How the endpoint is called. No request is repeated once it may have been sampled."""
+
+    base_url: str | None = None
+    model: str = ""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the variable that holds the key; the name is stored, the key never is."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    connect_retries: int = Field(default=5, ge=0)
+    """Repeats of a request that was refused before it can have been sampled."""
+    retry_base_s: float = Field(default=1.0, ge=0)
+    retry_cap_s: float = Field(default=30.0, ge=0)
+
+
+class SandboxSettings(_Section):
+    """Where and how sandboxes are made."""
+
+    provider: Literal["local"] = "local"
+    root: Path | None = None
+    """Folder of local workspaces; default: the platform's temporary directory."""
+    python: Path | None = None
+    """Interpreter (of a virtual environment with pytest) for local sandboxes; default: one kept in the cache."""
+    read_only_paths: tuple[Path, ...] = ()
+    """More paths of this machine that local sandboxes may read."""
+    allow_no_isolation: bool = False
+    isolation: Literal["auto", "bwrap", "unshare", "none"] = "auto"
+    create_timeout_s: float = Field(default=600.0, gt=0)
+    memory_mb: int | None = Field(default=4096, ge=64)
+    processes: int | None = Field(default=512, ge=16)
+    file_mb: int | None = Field(default=1024, ge=1)
+
+
+class GradingSettings(_Section):
+    """How patches are taken and graded."""
+
+    timeout_s: float | None = Field(default=None, gt=0)
+    """Of the test command; default: the record's `timeout_s`."""
+    patch_limit_bytes: int = Field(default=5_000_000, ge=1)
+    extract_timeout_s: float = Field(default=300.0, gt=0)
+    log_limit_bytes: int = Field(default=10_000_000, ge=1000)
+
+
+class RetrySettings(_Section):
+    """Pause before a new attempt: `base_s * 2**n`, capped, with jitter."""
+
+    backoff_base_s: float = Field(default=2.0, ge=0)
+    backoff_cap_s: float = Field(default=300.0, ge=0)
+
+
+class Settings(_Section):
+    """All effective settings of a rollout; holds no secret, so all of it is stored."""
+
+    agent: AgentSettings = AgentSettings()
+    llm: LlmSettings = LlmSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    grading: GradingSettings = GradingSettings()
+    retry: RetrySettings = RetrySettings()
+
+    def to_json(self) -> str:
+        """Return the canonical JSON that is stored and hashed."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def sha256(self) -> str:
+        """Digest of every effective setting."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()

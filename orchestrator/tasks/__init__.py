@@ -1,0 +1,1 @@
+"""Record dialects to one Task."""

@@ -1,0 +1,1 @@
+"""Rows, not rules: the only place with SQL."""
