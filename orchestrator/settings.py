@@ -6,20 +6,12 @@ YAML (`aweagent/configs/NAME.yaml`, with `extends:`), defaults.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from orchestrator import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from pydantic import BaseModel, ConfigDict, Field
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "aweagent" / "configs"
 

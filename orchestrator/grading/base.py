@@ -78,4 +78,4 @@ class Grade:
 
 def grader_digest(eval_sha256: str, settings: str) -> str:
     """Identify a grader: sha256 over its name, version, settings (canonical JSON) and what it evaluates."""
-    return hashlib.sha256("\n".join([GRADER, GRADER_VERSION, settings, eval_sha256]).encode()).hexdigest()
+    return hashlib.sha256(f"{GRADER}\n{GRADER_VERSION}\n{settings}\n{eval_sha256}".encode()).hexdigest()

@@ -153,7 +153,7 @@ class Sandbox(Protocol):
         ...
 
     async def alive(self) -> bool:
-        """True when the sandbox can run commands."""
+        """Say whether the sandbox can run commands."""
         ...
 
     async def detach(self) -> None:
