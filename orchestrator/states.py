@@ -62,7 +62,7 @@ MACHINE = Machine(
 )
 
 EDGES: dict[tuple[State, str], State] = {
-    (State(src), trigger): State(edge.dest)
+    (State(src), trigger): State(str(edge.dest))
     for trigger, event in MACHINE.events.items()
     for src, edges in event.transitions.items()
     for edge in edges

@@ -1,0 +1,514 @@
+"""The first schema: rollouts as persisted state machines, their evidence, and the guards over both."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+_JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+
+_EDGES = [
+    ("created", "provision", "sandbox_ready"),
+    ("sandbox_ready", "start_agent", "agent_running"),
+    ("agent_running", "take_patch", "patched"),
+    ("patched", "grade", "graded"),
+    ("graded", "release", "released"),
+    ("sandbox_ready", "restart", "created"),
+    ("agent_running", "restart", "created"),
+    ("patched", "restart", "created"),
+    ("created", "fail", "failed"),
+    ("sandbox_ready", "fail", "failed"),
+    ("agent_running", "fail", "failed"),
+    ("patched", "fail", "failed"),
+]
+
+_APPEND_ONLY = ("transitions", "grades", "rewards", "patches", "steps", "llm_calls", "fsm_edges")
+_KEPT = ("rollouts", "attempts", "sandboxes", "tasks", "artifacts", "validations", "workers")
+
+
+def upgrade() -> None:
+    """Create every table, index and guard, and seed the edges of the state machine."""
+    _create_artifacts()
+    _create_fsm_edges()
+    _create_schema_meta()
+    _create_workers()
+    _create_tasks()
+    _create_rollouts()
+    _create_validations()
+    _create_attempts()
+    _create_grades()
+    _create_sandboxes()
+    _create_transitions()
+    _create_llm_calls()
+    _create_patches()
+    _create_rewards()
+    _create_steps()
+    edges = sa.table("fsm_edges", sa.column("src"), sa.column("trig"), sa.column("dst"))
+    op.bulk_insert(edges, [{"src": src, "trig": trig, "dst": dst} for src, trig, dst in _EDGES])
+    for statement in _guards():
+        op.execute(statement)
+
+
+def _refuse(name: str, event: str, message: str) -> str:
+    return f"CREATE TRIGGER {name} BEFORE {event} BEGIN SELECT RAISE(ABORT, '{message}'); END"
+
+
+def _guards() -> list[str]:
+    return [
+        *(_refuse(f"{t}_no_update", f"UPDATE ON {t}", f"{t} is append-only") for t in _APPEND_ONLY),
+        *(_refuse(f"{t}_no_delete", f"DELETE ON {t}", f"{t} keeps its rows") for t in _APPEND_ONLY + _KEPT),
+        _refuse(
+            "rollouts_terminal",
+            "UPDATE ON rollouts WHEN OLD.state IN ('released', 'failed')",
+            "a released or failed rollout is immutable",
+        ),
+        _refuse(
+            "rollouts_edge",
+            "UPDATE OF state ON rollouts WHEN NEW.state <> OLD.state AND NOT EXISTS"
+            " (SELECT 1 FROM fsm_edges WHERE src = OLD.state AND dst = NEW.state)",
+            "the state machine has no such edge",
+        ),
+        _refuse(
+            "rollouts_logged",
+            "UPDATE OF state ON rollouts WHEN NEW.version <> OLD.version + 1",
+            "a state change must raise the version by one",
+        ),
+        _refuse(
+            "rollouts_born",
+            "INSERT ON rollouts WHEN NEW.state <> 'created' OR NEW.version <> 0",
+            "a rollout begins in created",
+        ),
+    ]
+
+
+def _create_artifacts() -> None:
+    op.create_table(
+        "artifacts",
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.Column("codec", sa.Text(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.LargeBinary(), nullable=True),
+        sa.Column("location", sa.Text(), nullable=True),
+        sa.CheckConstraint("(bytes IS NULL) <> (location IS NULL)", name=op.f("ck_artifacts_somewhere")),
+        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_artifacts")),
+    )
+
+
+def _create_fsm_edges() -> None:
+    op.create_table(
+        "fsm_edges",
+        sa.Column("src", sa.Text(), nullable=False),
+        sa.Column("trig", sa.Text(), nullable=False),
+        sa.Column("dst", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("src", "trig", "dst", name=op.f("pk_fsm_edges")),
+        sa.UniqueConstraint("src", "trig", name=op.f("uq_fsm_edges_src_trig")),
+    )
+
+
+def _create_schema_meta() -> None:
+    op.create_table(
+        "schema_meta",
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_schema_meta")),
+    )
+
+
+def _create_workers() -> None:
+    op.create_table(
+        "workers",
+        sa.Column("worker_id", sa.Text(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("boot_id", sa.Text(), nullable=False),
+        sa.Column("pid_ns", sa.Text(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("pid_started", sa.Text(), nullable=False),
+        sa.Column("code_version", sa.Text(), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=False),
+        sa.Column("heartbeat_at", sa.BigInteger(), nullable=False),
+        sa.Column("stopping", sa.Integer(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("worker_id", name=op.f("pk_workers")),
+    )
+
+
+def _create_tasks() -> None:
+    op.create_table(
+        "tasks",
+        sa.Column("task_sha256", sa.Text(), nullable=False),
+        sa.Column("instance_id", sa.Text(), nullable=False),
+        sa.Column("dataset_kind", sa.Text(), nullable=False),
+        sa.Column("eval_sha256", sa.Text(), nullable=False),
+        sa.Column("record", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["record"], ["artifacts.sha256"], name=op.f("fk_tasks_record")),
+        sa.PrimaryKeyConstraint("task_sha256", name=op.f("pk_tasks")),
+    )
+
+
+def _create_rollouts() -> None:
+    op.create_table(
+        "rollouts",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("parent_id", sa.Text(), nullable=True),
+        sa.Column("relation", sa.Text(), nullable=True),
+        sa.Column("idem_key", sa.Text(), nullable=False),
+        sa.Column("request_sha256", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("group_id", sa.Text(), nullable=True),
+        sa.Column("sample", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("retry_no", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("instance_id", sa.Text(), nullable=False),
+        sa.Column("task_sha256", sa.Text(), nullable=False),
+        sa.Column("agent_type", sa.Text(), nullable=False),
+        sa.Column("config_sha256", sa.Text(), nullable=False),
+        sa.Column("endpoint_kind", sa.Text(), nullable=False),
+        sa.Column("session_ref", sa.Text(), nullable=True),
+        sa.Column("policy_version", sa.Text(), nullable=True),
+        sa.Column("input", _JSON, nullable=False),
+        sa.Column("state", sa.Text(), server_default="created", nullable=False),
+        sa.Column("version", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("fence", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("lease_owner", sa.Text(), nullable=True),
+        sa.Column("lease_until", sa.BigInteger(), nullable=True),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("crash_count", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("infra_count", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("grade_count", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("rescue_count", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("not_before", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
+        sa.Column("cancel_requested_at", sa.BigInteger(), nullable=True),
+        sa.Column("fsm_version", sa.Integer(), nullable=False),
+        sa.Column("outcome_table", sa.Integer(), nullable=False),
+        sa.Column("failure_class", sa.Text(), nullable=True),
+        sa.Column("failure_msg", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.Column("finished_at", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint(
+            "(failure_class IS NOT NULL) = (state = 'failed')", name=op.f("ck_rollouts_failure")
+        ),
+        sa.CheckConstraint(
+            "(finished_at IS NULL) = (NOT state IN ('released', 'failed'))", name=op.f("ck_rollouts_finished")
+        ),
+        sa.CheckConstraint(
+            "endpoint_kind IN ('session', 'stateless')", name=op.f("ck_rollouts_endpoint_kind")
+        ),
+        sa.CheckConstraint(
+            "state IN ('created', 'sandbox_ready', 'agent_running', 'patched', 'graded', 'released', 'failed')",
+            name=op.f("ck_rollouts_state"),
+        ),
+        sa.CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name=op.f("ck_rollouts_lease")),
+        sa.CheckConstraint("(parent_id IS NULL) = (relation IS NULL)", name=op.f("ck_rollouts_relation")),
+        sa.ForeignKeyConstraint(["parent_id"], ["rollouts.id"], name=op.f("fk_rollouts_parent_id")),
+        sa.ForeignKeyConstraint(["task_sha256"], ["tasks.task_sha256"], name=op.f("fk_rollouts_task_sha256")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_rollouts")),
+        sa.UniqueConstraint("idem_key", name=op.f("uq_rollouts_idem_key")),
+    )
+    op.create_index(
+        "ix_rollouts_live",
+        "rollouts",
+        ["not_before", "id"],
+        unique=False,
+        sqlite_where=sa.text("NOT state IN ('released', 'failed')"),
+        postgresql_where=sa.text("NOT state IN ('released', 'failed')"),
+    )
+    op.create_index(
+        "ix_rollouts_run", "rollouts", ["run_id", "instance_id", "sample", "retry_no"], unique=False
+    )
+
+
+def _create_validations() -> None:
+    op.create_table(
+        "validations",
+        sa.Column("task_sha256", sa.Text(), nullable=False),
+        sa.Column("grader_digest", sa.Text(), nullable=False),
+        sa.Column("run_no", sa.Integer(), nullable=False),
+        sa.Column("patch", sa.Text(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("as_expected", sa.Integer(), nullable=False),
+        sa.Column("reasons", _JSON, nullable=False),
+        sa.Column("test_map", sa.Text(), nullable=True),
+        sa.Column("log", sa.Text(), nullable=True),
+        sa.Column("duration_s", sa.Float(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("patch IN ('noop', 'gold')", name=op.f("ck_validations_patch_kind")),
+        sa.ForeignKeyConstraint(["log"], ["artifacts.sha256"], name=op.f("fk_validations_log")),
+        sa.ForeignKeyConstraint(
+            ["task_sha256"], ["tasks.task_sha256"], name=op.f("fk_validations_task_sha256")
+        ),
+        sa.ForeignKeyConstraint(["test_map"], ["artifacts.sha256"], name=op.f("fk_validations_test_map")),
+        sa.PrimaryKeyConstraint(
+            "task_sha256", "grader_digest", "run_no", "patch", name=op.f("pk_validations")
+        ),
+    )
+
+
+def _create_attempts() -> None:
+    op.create_table(
+        "attempts",
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("attempt_no", sa.Integer(), nullable=False),
+        sa.Column("worker_id", sa.Text(), nullable=False),
+        sa.Column("code_version", sa.Text(), nullable=False),
+        sa.Column("claimed_at", sa.BigInteger(), nullable=False),
+        sa.Column("ended_at", sa.BigInteger(), nullable=True),
+        sa.Column("outcome", sa.Text(), nullable=True),
+        sa.Column("error_class", sa.Text(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.CheckConstraint(
+            "outcome IN ('done', 'failed', 'lease_lost', 'interrupted', 'crashed')",
+            name=op.f("ck_attempts_outcome"),
+        ),
+        sa.CheckConstraint("(ended_at IS NULL) = (outcome IS NULL)", name=op.f("ck_attempts_ended")),
+        sa.ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], name=op.f("fk_attempts_rollout_id")),
+        sa.PrimaryKeyConstraint("rollout_id", "fence", name=op.f("pk_attempts")),
+    )
+
+
+def _create_grades() -> None:
+    op.create_table(
+        "grades",
+        sa.Column("grade_id", sa.Text(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("patch_sha256", sa.Text(), nullable=False),
+        sa.Column("grader_digest", sa.Text(), nullable=False),
+        sa.Column("run_no", sa.Integer(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("verdict", sa.Integer(), nullable=False),
+        sa.Column("reward", sa.Float(), nullable=True),
+        sa.Column("mask_sample", sa.Integer(), nullable=False),
+        sa.Column("evidence", sa.Text(), nullable=False),
+        sa.Column("f2p_pass", sa.Integer(), nullable=False),
+        sa.Column("f2p_total", sa.Integer(), nullable=False),
+        sa.Column("p2p_pass", sa.Integer(), nullable=False),
+        sa.Column("p2p_total", sa.Integer(), nullable=False),
+        sa.Column("test_map", sa.Text(), nullable=False),
+        sa.Column("log", sa.Text(), nullable=False),
+        sa.Column("exit_code", sa.Integer(), nullable=True),
+        sa.Column("grader", sa.Text(), nullable=False),
+        sa.Column("grader_version", sa.Text(), nullable=False),
+        sa.Column("task_sha256", sa.Text(), nullable=False),
+        sa.Column("eval_sha256", sa.Text(), nullable=False),
+        sa.Column("isolation", sa.Text(), nullable=True),
+        sa.Column("sandbox_key", sa.Text(), nullable=True),
+        sa.Column("flags", _JSON, nullable=False),
+        sa.Column("duration_s", sa.Float(), nullable=False),
+        sa.Column("ended_at", sa.BigInteger(), nullable=False),
+        sa.Column("error_class", sa.Text(), nullable=True),
+        sa.Column("error_text", sa.Text(), nullable=True),
+        sa.CheckConstraint("reason IN ('first', 'regrade')", name=op.f("ck_grades_reason")),
+        sa.CheckConstraint("mask_sample = 0 OR reward IS NULL", name=op.f("ck_grades_no_masked_number")),
+        sa.CheckConstraint("verdict = 1 OR reward IS NULL", name=op.f("ck_grades_no_reward_without_verdict")),
+        sa.ForeignKeyConstraint(["log"], ["artifacts.sha256"], name=op.f("fk_grades_log")),
+        sa.ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], name=op.f("fk_grades_rollout_id")),
+        sa.ForeignKeyConstraint(["test_map"], ["artifacts.sha256"], name=op.f("fk_grades_test_map")),
+        sa.PrimaryKeyConstraint("grade_id", name=op.f("pk_grades")),
+        sa.UniqueConstraint(
+            "rollout_id",
+            "patch_sha256",
+            "grader_digest",
+            "run_no",
+            name=op.f("uq_grades_rollout_id_patch_sha256_grader_digest_run_no"),
+        ),
+    )
+    op.create_index(
+        "ux_grades_first_verdict",
+        "grades",
+        ["rollout_id", "patch_sha256", "grader_digest"],
+        unique=True,
+        sqlite_where=sa.text("reason = 'first' AND verdict = 1"),
+        postgresql_where=sa.text("reason = 'first' AND verdict = 1"),
+    )
+
+
+def _create_sandboxes() -> None:
+    op.create_table(
+        "sandboxes",
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=True),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("role", sa.Text(), nullable=False),
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("provider_ref", sa.Text(), nullable=False),
+        sa.Column("env_name", sa.Text(), nullable=True),
+        sa.Column("isolation", sa.Text(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("provider_ids", _JSON, nullable=True),
+        sa.Column("ttl_s", sa.Integer(), nullable=False),
+        sa.Column("intent_at", sa.BigInteger(), nullable=False),
+        sa.Column("create_deadline", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("live_at", sa.BigInteger(), nullable=True),
+        sa.Column("release_requested_at", sa.BigInteger(), nullable=True),
+        sa.Column("released_at", sa.BigInteger(), nullable=True),
+        sa.Column("proof", sa.Text(), nullable=True),
+        sa.Column("release_attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.CheckConstraint(
+            "(proof IS NOT NULL) = status IN ('released', 'lost')", name=op.f("ck_sandboxes_proof")
+        ),
+        sa.CheckConstraint("role IN ('task', 'grading')", name=op.f("ck_sandboxes_role")),
+        sa.CheckConstraint(
+            "status IN ('intent', 'live', 'releasing', 'released', 'lost')", name=op.f("ck_sandboxes_status")
+        ),
+        sa.ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], name=op.f("fk_sandboxes_rollout_id")),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_sandboxes")),
+    )
+    op.create_index(
+        "ix_sandboxes_open",
+        "sandboxes",
+        ["key"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('intent', 'live', 'releasing')"),
+        postgresql_where=sa.text("status IN ('intent', 'live', 'releasing')"),
+    )
+    op.create_index("ix_sandboxes_rollout", "sandboxes", ["rollout_id"], unique=False)
+
+
+def _create_transitions() -> None:
+    op.create_table(
+        "transitions",
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("src", sa.Text(), nullable=False),
+        sa.Column("trig", sa.Text(), nullable=False),
+        sa.Column("dst", sa.Text(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("op_id", sa.Text(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("payload", _JSON, nullable=False),
+        sa.ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], name=op.f("fk_transitions_rollout_id")),
+        sa.ForeignKeyConstraint(
+            ["src", "trig", "dst"],
+            ["fsm_edges.src", "fsm_edges.trig", "fsm_edges.dst"],
+            name=op.f("fk_transitions_src_trig_dst"),
+        ),
+        sa.PrimaryKeyConstraint("rollout_id", "seq", name=op.f("pk_transitions")),
+    )
+
+
+def _create_llm_calls() -> None:
+    op.create_table(
+        "llm_calls",
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("call_no", sa.Integer(), nullable=False),
+        sa.Column("via", sa.Text(), nullable=False),
+        sa.Column("source_seq", sa.Integer(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("lane", sa.Text(), nullable=True),
+        sa.Column("step", sa.Text(), nullable=True),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("request_sha256", sa.Text(), nullable=False),
+        sa.Column("response_id", sa.Text(), nullable=True),
+        sa.Column("model", sa.Text(), nullable=True),
+        sa.Column("http_status", sa.Integer(), nullable=True),
+        sa.Column("finish_reason", sa.Text(), nullable=True),
+        sa.Column("prompt_tokens", sa.Integer(), nullable=False),
+        sa.Column("completion_tokens", sa.Integer(), nullable=False),
+        sa.Column("cached_tokens", sa.Integer(), nullable=False),
+        sa.Column("duration_ms", sa.Integer(), nullable=False),
+        sa.Column("retry_of", sa.Integer(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint(
+            "outcome IN ('ok', 'refused', 'ambiguous', 'error')", name=op.f("ck_llm_calls_outcome")
+        ),
+        sa.ForeignKeyConstraint(
+            ["rollout_id", "fence"],
+            ["attempts.rollout_id", "attempts.fence"],
+            name=op.f("fk_llm_calls_rollout_id_fence"),
+        ),
+        sa.PrimaryKeyConstraint("rollout_id", "fence", "call_no", name=op.f("pk_llm_calls")),
+        sa.UniqueConstraint(
+            "rollout_id",
+            "fence",
+            "via",
+            "source_seq",
+            name=op.f("uq_llm_calls_rollout_id_fence_via_source_seq"),
+        ),
+    )
+
+
+def _create_patches() -> None:
+    op.create_table(
+        "patches",
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("n", sa.Integer(), nullable=False),
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.Column("artifact", sa.Text(), nullable=False),
+        sa.Column("size", sa.Integer(), nullable=False),
+        sa.Column("base_commit", sa.Text(), nullable=False),
+        sa.Column("exit_reason", sa.Text(), nullable=False),
+        sa.Column("exit_message", sa.Text(), nullable=False),
+        sa.Column("files", sa.Integer(), nullable=False),
+        sa.Column("insertions", sa.Integer(), nullable=False),
+        sa.Column("deletions", sa.Integer(), nullable=False),
+        sa.Column("paths", _JSON, nullable=False),
+        sa.Column("notes", _JSON, nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["artifact"], ["artifacts.sha256"], name=op.f("fk_patches_artifact")),
+        sa.ForeignKeyConstraint(
+            ["rollout_id", "fence"],
+            ["attempts.rollout_id", "attempts.fence"],
+            name=op.f("fk_patches_rollout_id_fence"),
+        ),
+        sa.PrimaryKeyConstraint("rollout_id", "fence", "n", name=op.f("pk_patches")),
+    )
+
+
+def _create_rewards() -> None:
+    op.create_table(
+        "rewards",
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("grade_id", sa.Text(), nullable=False),
+        sa.Column("reward", sa.Float(), nullable=True),
+        sa.Column("valid", sa.Integer(), nullable=False),
+        sa.Column("invalid_reason", sa.Text(), nullable=True),
+        sa.Column("reward_fn_version", sa.Text(), nullable=False),
+        sa.Column("outcome_table", sa.Integer(), nullable=False),
+        sa.Column("stats", sa.Text(), nullable=False),
+        sa.Column("stats_sha256", sa.Text(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("(valid = 1) = (invalid_reason IS NULL)", name=op.f("ck_rewards_invalid_reason")),
+        sa.CheckConstraint("(valid = 1) = (reward IS NOT NULL)", name=op.f("ck_rewards_valid")),
+        sa.ForeignKeyConstraint(["grade_id"], ["grades.grade_id"], name=op.f("fk_rewards_grade_id")),
+        sa.ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], name=op.f("fk_rewards_rollout_id")),
+        sa.PrimaryKeyConstraint("rollout_id", name=op.f("pk_rewards")),
+    )
+
+
+def _create_steps() -> None:
+    op.create_table(
+        "steps",
+        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("attempt_no", sa.Integer(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("output", sa.Text(), nullable=False),
+        sa.Column("output_sha256", sa.Text(), nullable=False),
+        sa.Column("tool_calls", sa.Integer(), nullable=False),
+        sa.Column("format_errors", sa.Integer(), nullable=False),
+        sa.Column("command_timeouts", sa.Integer(), nullable=False),
+        sa.Column("truncated_observations", sa.Integer(), nullable=False),
+        sa.Column("tool_ms", sa.Integer(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["rollout_id", "fence"],
+            ["attempts.rollout_id", "attempts.fence"],
+            name=op.f("fk_steps_rollout_id_fence"),
+        ),
+        sa.PrimaryKeyConstraint("rollout_id", "attempt_no", "name", name=op.f("pk_steps")),
+    )
