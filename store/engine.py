@@ -24,7 +24,21 @@ if TYPE_CHECKING:
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "glusterfs", "fuse.sshfs"}
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "9p",
+        "afs",
+        "glusterfs",
+        "fuse.sshfs",
+    }
 )
 _BUSY_MS = 30_000
 
@@ -34,14 +48,18 @@ def parse_url(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
-        raise errors.StoreUnusable(f"not a database URL: {url!r}", hint="write sqlite:///path/to/rollouts.db") from None
+        raise errors.StoreUnusable(
+            f"not a database URL: {url!r}", hint="write sqlite:///path/to/rollouts.db"
+        ) from None
     if parsed.get_backend_name() != "sqlite":
         raise errors.StoreUnusable(
-            f"database kind {parsed.get_backend_name()!r} is not supported", hint="write sqlite:///path/to/rollouts.db"
+            f"database kind {parsed.get_backend_name()!r} is not supported",
+            hint="write sqlite:///path/to/rollouts.db",
         )
     if not parsed.database or parsed.database == ":memory:":
         raise errors.StoreUnusable(
-            "an in-memory database would forget every rollout", hint="name a file: sqlite:///path/to/rollouts.db"
+            "an in-memory database would forget every rollout",
+            hint="name a file: sqlite:///path/to/rollouts.db",
         )
     return parsed
 
@@ -64,7 +82,9 @@ def check_place(path: Path, *, create: bool) -> None:
                 f"cannot make the folder of {path}: {e.strerror}", hint="choose another --db"
             ) from e
     elif not path.exists():
-        raise errors.StoreUnusable(f"there is no database at {path}", hint="name one with --db sqlite:///PATH")
+        raise errors.StoreUnusable(
+            f"there is no database at {path}", hint="name one with --db sqlite:///PATH"
+        )
     kind = _file_system(path.parent)
     if kind in _NETWORK_FILE_SYSTEMS:
         raise errors.StoreUnusable(
@@ -78,7 +98,9 @@ def check_place(path: Path, *, create: bool) -> None:
             if f.read(16) != b"SQLite format 3\0":
                 raise errors.StoreUnusable(f"{path} is not a SQLite database", hint="choose another --db")
     if create and not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise errors.StoreUnusable(f"{path} cannot be written", hint="choose another --db or mend its permissions")
+        raise errors.StoreUnusable(
+            f"{path} cannot be written", hint="choose another --db or mend its permissions"
+        )
 
 
 def _file_system(folder: Path) -> str:
@@ -94,7 +116,9 @@ def _file_system(folder: Path) -> str:
 def write_engine(url: sa.URL) -> sa.Engine:
     """Return the engine of the writer thread: one connection, WAL, synchronous FULL, BEGIN IMMEDIATE."""
     engine = sa.create_engine(
-        url, poolclass=sa.pool.SingletonThreadPool, connect_args={"timeout": _BUSY_MS / 1000, "check_same_thread": False}
+        url,
+        poolclass=sa.pool.SingletonThreadPool,
+        connect_args={"timeout": _BUSY_MS / 1000, "check_same_thread": False},
     )
 
     @event.listens_for(engine, "connect")
@@ -117,13 +141,16 @@ def _pragma(connection: sqlite3.Connection, name: str, value: str | int) -> None
     (got,) = connection.execute(f"PRAGMA {name}").fetchone()
     if got != value:
         raise errors.StoreUnusable(
-            f"this SQLite would not set {name} to {value} (it stays {got})", hint="put the database on a local disk"
+            f"this SQLite would not set {name} to {value} (it stays {got})",
+            hint="put the database on a local disk",
         )
 
 
 def read_engine(url: sa.URL) -> AsyncEngine:
     """Return an async engine whose connections cannot write."""
-    engine = create_async_engine(url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": _BUSY_MS / 1000})
+    engine = create_async_engine(
+        url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": _BUSY_MS / 1000}
+    )
 
     @event.listens_for(engine.sync_engine, "connect")
     def _connect(connection: Any, _record: object) -> None:  # noqa: ANN401 - the DBAPI's own type

@@ -1,11 +1,11 @@
 """What can go wrong with the store itself, as decisions a caller can take.
 
-    StoreError
-    |-- StoreUnusable      this database can never work as it is (path, file, schema, file system): exit 2
-    |-- StoreUnreachable   it cannot be asked right now; the outcome of a pending write is unknown
-    |-- Conflict           the same key was submitted with another request, or a stored fact contradicts a new one
-    |-- StoreClosed        a write after close: a programming error
-    `-- IllegalTransition  the edge does not exist: a programming error
+StoreError
+|-- StoreUnusable      this database can never work as it is (path, file, schema, file system): exit 2
+|-- StoreUnreachable   it cannot be asked right now; the outcome of a pending write is unknown
+|-- Conflict           the same key was submitted with another request, or a stored fact contradicts a new one
+|-- StoreClosed        a write after close: a programming error
+`-- IllegalTransition  the edge does not exist: a programming error
 """
 
 from __future__ import annotations

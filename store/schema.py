@@ -192,7 +192,9 @@ attempts = Table(
     Column("error_class", Text),
     Column("error", Text),
     PrimaryKeyConstraint("rollout_id", "fence"),
-    CheckConstraint(_one_of("outcome", ("done", "failed", "lease_lost", "interrupted", "crashed")), name="outcome"),
+    CheckConstraint(
+        _one_of("outcome", ("done", "failed", "lease_lost", "interrupted", "crashed")), name="outcome"
+    ),
     CheckConstraint("(ended_at IS NULL) = (outcome IS NULL)", name="ended"),
 )
 

@@ -13,9 +13,13 @@ def sqlite() -> dict[str, str]:
     """Return trigger name -> CREATE TRIGGER statement for SQLite."""
     made = {}
     for table in APPEND_ONLY:
-        made[f"{table}_no_update"] = _refuse(f"{table}_no_update", f"UPDATE ON {table}", f"{table} is append-only")
+        made[f"{table}_no_update"] = _refuse(
+            f"{table}_no_update", f"UPDATE ON {table}", f"{table} is append-only"
+        )
     for table in APPEND_ONLY + KEPT:
-        made[f"{table}_no_delete"] = _refuse(f"{table}_no_delete", f"DELETE ON {table}", f"{table} keeps its rows")
+        made[f"{table}_no_delete"] = _refuse(
+            f"{table}_no_delete", f"DELETE ON {table}", f"{table} keeps its rows"
+        )
     made["rollouts_terminal"] = _refuse(
         "rollouts_terminal",
         "UPDATE ON rollouts WHEN OLD.state IN ('released', 'failed')",
