@@ -118,3 +118,146 @@ class Settings(_Section):
     def sha256(self) -> str:
         """Digest of every effective setting."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+ENVIRONMENT: Mapping[str, tuple[str, str]] = {
+    "LLM_MODEL": ("llm", "model"),
+    "OPENAI_BASE_URL": ("llm", "base_url"),
+}
+"""Environment variable -> the setting it gives."""
+
+ECONFIG: Mapping[str, tuple[str, str]] = {
+    "agent_type": ("agent", "type"),
+    "step_limit": ("agent", "step_limit"),
+    "max_completion_tokens": ("agent", "max_completion_tokens"),
+    "timeout": ("agent", "timeout_s"),
+    "llm_model": ("llm", "model"),
+}
+"""Key of AReaL's `econfig` -> the setting it gives; every other key of an `econfig` is AReaL's own."""
+
+
+def load(
+    config: str,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    econfig: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Build the effective settings.
+
+    `config` is a name below `aweagent/configs/` or a path to a YAML file; `arguments` are `section.key` -> value (None
+    means not given); `environ` defaults to the process's. Raises `errors.ConfigError`, which names the nearest known
+    key for an unknown one.
+    """
+    tree = _read_yaml(config, seen=())
+    variables = os.environ if environ is None else environ
+    for name, (section, key) in ENVIRONMENT.items():
+        if variables.get(name):
+            _section(tree, section, name)[key] = variables[name]
+    for name, (section, key) in ECONFIG.items():
+        if econfig is not None and econfig.get(name) not in (None, ""):
+            _section(tree, section, name)[key] = econfig[name]
+    for path, value in (arguments or {}).items():
+        if value is not None:
+            section, _, key = path.partition(".")
+            _section(tree, section, path)[key] = value
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as e:
+        raise errors.ConfigError(
+            f"config {config!r}: {_explain(e)}", hint="see `aweagent/configs/`"
+        ) from None
+
+
+def config_names() -> list[str]:
+    """Return the names of the configurations that ship with the program."""
+    return sorted(str(p.relative_to(CONFIG_DIR).with_suffix("")) for p in CONFIG_DIR.rglob("*.yaml"))
+
+
+def _read_yaml(config: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    if config in seen:
+        raise errors.ConfigError(f"config {config!r} extends itself through {' -> '.join(seen)}")
+    path = CONFIG_DIR / f"{config}.yaml"
+    if not path.is_file():
+        path = Path(config)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        near = difflib.get_close_matches(config, config_names(), n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise errors.ConfigError(
+            f"no config {config!r}", hint=f"{meant}there are: {', '.join(config_names())}"
+        )
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as e:
+        raise errors.ConfigError(f"config {path} cannot be read: {e}") from e
+    if not isinstance(tree, dict) or not all(isinstance(v, dict) for k, v in tree.items() if k != "extends"):
+        raise errors.ConfigError(f"config {path} must be a mapping of sections, each a mapping of settings")
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    merged = _read_yaml(str(parent), (*seen, config))
+    for section, values in tree.items():
+        merged[section] = {**merged.get(section, {}), **values}
+    return merged
+
+
+def _section(tree: dict[str, Any], section: str, origin: str) -> dict[str, Any]:
+    if section not in Settings.model_fields:
+        raise errors.ConfigError(
+            f"{origin}: there is no section {section!r}", hint=_nearest(section, Settings)
+        )
+    found: dict[str, Any] = tree.setdefault(section, {})
+    return found
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(
+                f"unknown key {path!r}; {_nearest(str(problem['loc'][-1]), _model_at(problem['loc'][:-1]))}"
+            )
+        else:
+            lines.append(f"{path}: {problem['msg']}")
+    return "; ".join(lines)
+
+
+def _model_at(path: tuple[int | str, ...]) -> type[BaseModel]:
+    model: type[BaseModel] = Settings
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            model = annotation
+    return model
+
+
+def _nearest(key: str, model: type[BaseModel]) -> str:
+    near = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}"
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return this program's folder in the platform's cache directory; it may not exist yet."""
+    variables = os.environ if environ is None else environ
+    base = variables.get("XDG_CACHE_HOME") or str(Path(variables.get("HOME") or "~").expanduser() / ".cache")
+    return Path(base) / "areal-sweagent"
+
+
+def database_url(argument: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """Return the store's URL: argument, then `ROLLOUTS_DATABASE_URL`, then `$LOG_DIR/rollouts.db` (`./logs`)."""
+    variables = os.environ if environ is None else environ
+    chosen = argument or variables.get("ROLLOUTS_DATABASE_URL")
+    return chosen or f"sqlite:///{Path(variables.get('LOG_DIR') or 'logs') / 'rollouts.db'}"
+
+
+def secret(name: str, environ: Mapping[str, str] | None = None) -> SecretStr:
+    """Return the API key that the variable `name` holds; endpoints that want none get a placeholder."""
+    variables = os.environ if environ is None else environ
+    return SecretStr(variables.get(name) or "EMPTY")
+
+
+def variable(name: str, default: str = "", environ: Mapping[str, str] | None = None) -> str:
+    """Return an environment variable, `default` where it is unset or empty."""
+    variables = os.environ if environ is None else environ
+    return variables.get(name) or default
