@@ -6,12 +6,18 @@ YAML (`aweagent/configs/NAME.yaml`, with `extends:`), defaults.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from orchestrator import errors
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "aweagent" / "configs"
 
