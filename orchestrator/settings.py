@@ -10,14 +10,16 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from orchestrator import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "aweagent" / "configs"
 
