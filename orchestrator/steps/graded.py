@@ -1,0 +1,25 @@
+"""While `graded`: give every sandbox back, with the provider's proof."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orchestrator import errors
+
+if TYPE_CHECKING:
+    from orchestrator.sandbox.base import SandboxProvider
+
+RELEASE_TIMEOUT_S = 120.0
+
+
+async def release(provider: SandboxProvider, key: str) -> str:
+    """Remove a sandbox and return the proof that it is gone; raises `errors.SandboxLost` when there is none."""
+    try:
+        async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            return await provider.release(key)
+    except TimeoutError:
+        raise errors.SandboxLost(
+            f"the provider did not confirm within {RELEASE_TIMEOUT_S:g} s that sandbox {key} is gone",
+            hint="its ledger row stays open; run the command again",
+        ) from None

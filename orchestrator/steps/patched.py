@@ -1,0 +1,39 @@
+"""While `patched`: grade the stored patch; only its bytes cross from the agent's sandbox to the grader's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator import errors
+from orchestrator.grading import pipeline
+from orchestrator.grading.base import Evidence, Grade
+
+if TYPE_CHECKING:
+    from orchestrator.sandbox.base import Sandbox
+    from orchestrator.settings import GradingSettings
+    from orchestrator.tasks.record import Task
+
+
+def needs_no_sandbox(patch: bytes) -> Grade | None:
+    """Return the grade of an empty patch, None for any other."""
+    return None if patch.strip() else pipeline.empty_patch_grade()
+
+
+async def grade(task: Task, patch: bytes, sandbox: Sandbox, settings: GradingSettings) -> Grade:
+    """Grade in a fresh sandbox; the grader's own trouble comes back as a grade without a verdict."""
+    try:
+        return await pipeline.grade(
+            task,
+            patch,
+            sandbox,
+            timeout_s=settings.timeout_s or task.timeout_s,
+            log_limit=settings.log_limit_bytes,
+        )
+    except (errors.SandboxLost, errors.GraderError) as e:
+        lost = isinstance(e, errors.SandboxLost)
+        return Grade(
+            outcome=errors.GradeOutcome.SANDBOX_LOST if lost else errors.GradeOutcome.GRADER_ERROR,
+            evidence=Evidence.NONE,
+            error_class=type(e).__name__,
+            error_text=str(e),
+        )
