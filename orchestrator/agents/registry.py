@@ -1,0 +1,25 @@
+"""Short names of agents. A kind of agent is imported when it is first asked for, so that listing names is cheap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator import errors
+
+if TYPE_CHECKING:
+    from orchestrator.agents.base import Agent
+    from orchestrator.settings import LlmSettings
+
+AGENT_NAMES = ("swe",)
+"""Every name that `make` knows."""
+
+
+def make(name: str, llm: LlmSettings) -> Agent:
+    """Return the agent of this name; raises `errors.ConfigError` for a name nobody knows."""
+    if name == "swe":
+        from orchestrator.agents.swe.loop import SweAgent
+
+        return SweAgent(llm)
+    raise errors.ConfigError(
+        f"there is no agent called {name!r}", hint=f"choose one of: {', '.join(AGENT_NAMES)}"
+    )

@@ -1,0 +1,146 @@
+"""The built-in agent: ask the model, do what it says, record the step, until it is done or a limit is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import errors
+from orchestrator.agents.base import AgentExit, Step
+from orchestrator.agents.swe import limits, model
+from orchestrator.agents.swe.conversation import Conversation, opening
+from orchestrator.agents.swe.toolbox import Toolbox
+from orchestrator.agents.swe.trouble import Kind
+from orchestrator.agents.swe.turn import TurnTaker
+from orchestrator.errors import ExitReason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from orchestrator.agents.base import AgentRun
+    from orchestrator.agents.swe.model import Answer, Model
+    from orchestrator.agents.swe.turn import Turn
+    from orchestrator.settings import AgentSettings, LlmSettings
+
+
+class SweAgent:
+    """Works on a task through the chat completions API of an OpenAI-compatible endpoint."""
+
+    def __init__(
+        self,
+        llm: LlmSettings,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.llm = llm
+        self.sleep = sleep
+        self.jitter = jitter
+
+    async def run(self, run: AgentRun) -> AgentExit:
+        """Work until done or out of a limit.
+
+        Raises `errors.LlmUnreachable`, `errors.LlmSessionGone`, `errors.NoLlmCall` or `errors.SandboxLost`.
+        """
+        async with model.connect(
+            run.endpoint, self.llm, run.monotonic, sleep=self.sleep, jitter=self.jitter
+        ) as endpoint:
+            return await _Work(run, endpoint).until_over()
+
+
+class _Work:
+    """One run under way."""
+
+    def __init__(self, run: AgentRun, endpoint: Model) -> None:
+        self.run = run
+        self.model = endpoint
+        self.talk = Conversation.start(opening(run.task, run.settings), run.history)
+        self.deadline = run.monotonic() + run.settings.timeout_s - self.talk.spent_s
+        self.tools = Toolbox(run.settings.tools, run.settings.max_completion_tokens)
+        self.turns = TurnTaker(run, self.tools, self.remaining_s)
+        self.request = _request(run.settings, self.tools)
+
+    def remaining_s(self) -> float:
+        return self.deadline - self.run.monotonic()
+
+    async def until_over(self) -> AgentExit:
+        """Take turn after turn."""
+        over = limits.reached(self.talk, self.run.settings, self.remaining_s())
+        while over is None:
+            answer = await self.model.ask(
+                self.talk.messages, self.talk.pending_digest(), self.request, self.deadline
+            )
+            over = await self.act(answer) or limits.reached(self.talk, self.run.settings, self.remaining_s())
+        if not self.talk.turns:
+            raise errors.NoLlmCall(
+                f"the run ended without one answer from the model: {over.message}",
+                hint="check that the endpoint answers, and that the prompt fits its context window",
+            )
+        return over
+
+    async def act(self, answer: Answer) -> AgentExit | None:
+        """Do what the reply says and make the step durable; returns why the run is over, if the turn says so."""
+        if answer.reply is None:
+            return await self.give_up(answer)
+        started = self.run.monotonic()
+        turn = await self.turns.take(answer.reply, remind=self.talk.silent_in_a_row == 0)
+        tool_ms = round((self.run.monotonic() - started) * 1000)
+        self.talk.add(answer.reply.message, *turn.messages)
+        await self.record(self.step(turn, answer, tool_ms))
+        if turn.lost:
+            raise turn.lost
+        if turn.destroyed:
+            return AgentExit(
+                reason=ExitReason.AGENT_DESTROYED_SANDBOX,
+                message=f"a command of the agent broke its sandbox: {turn.destroyed}",
+            )
+        return None
+
+    async def give_up(self, answer: Answer) -> AgentExit:
+        """Record the requests that got no answer; returns the agent's own reason or raises the failure."""
+        await self.record(
+            Step(name=f"unanswered-{self.talk.unanswered + 1:04d}", messages=[], calls=answer.calls)
+        )
+        if answer.out_of_time:
+            return AgentExit(
+                reason=ExitReason.WALL_TIME, message="the time ended while the model was answering"
+            )
+        assert answer.trouble is not None  # noqa: S101 - an answer has a reply or a trouble
+        if answer.trouble.kind is Kind.CONTEXT_WINDOW and self.talk.turns:
+            return AgentExit(
+                reason=ExitReason.CONTEXT_WINDOW,
+                message=f"the conversation no longer fits the model's context: {answer.trouble.text}",
+            )
+        raise self.model.failure(answer.trouble, answered=self.talk.turns > 0)
+
+    def step(self, turn: Turn, answer: Answer, tool_ms: int) -> Step:
+        """Return the step that this turn adds to the record."""
+        return Step(
+            name=f"turn-{self.talk.turns + 1:04d}",
+            messages=list(self.talk.unrecorded),
+            calls=answer.calls,
+            tool_calls=turn.tool_calls,
+            format_errors=turn.format_errors,
+            command_timeouts=turn.command_timeouts,
+            truncated_observations=turn.truncated,
+            tool_ms=tool_ms,
+        )
+
+    async def record(self, step: Step) -> None:
+        """Return once the step is durable; only then may the next request go out."""
+        await self.run.recorder.record(step)
+        self.talk.count(step)
+
+
+def _request(settings: AgentSettings, tools: Toolbox) -> dict[str, Any]:
+    """Return the request's fields beside model and messages; exactly one token limit, as some servers insist on."""
+    fields: dict[str, Any] = {
+        "tools": tools.schemas(),
+        "max_completion_tokens": settings.max_completion_tokens,
+    }
+    if settings.temperature is not None:
+        fields["temperature"] = settings.temperature
+    if settings.top_p is not None:
+        fields["top_p"] = settings.top_p
+    return fields

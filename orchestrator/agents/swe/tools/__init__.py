@@ -1,0 +1,1 @@
+"""The tools of the built-in agent, one a file."""
