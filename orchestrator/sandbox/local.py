@@ -1,0 +1,293 @@
+"""Sandboxes on this machine, without docker or a cluster: a folder each, kept apart by bubblewrap or `unshare`.
+
+The folder is named after the key, so that any process can find and remove the sandbox of a worker that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import errors
+from orchestrator.sandbox import cgroups, isolation, python_env, workspace
+from orchestrator.sandbox.base import NON_INTERACTIVE_ENV, Instance, Isolation
+from orchestrator.sandbox.isolation import Mount, View
+from orchestrator.sandbox.local_sandbox import META, LocalSandbox
+from orchestrator.sandbox.process_tree import kill_marked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.sandbox.base import CommandResult, SandboxSpec
+    from orchestrator.sandbox.python_env import TaskPython
+    from orchestrator.settings import SandboxSettings
+
+_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+_PROBE_KEY = "preflight"
+_PARTS = ("work", "home", "tmp", "shm", "private", "root")
+_INSTALL_HINT = (
+    "apt-get install bubblewrap (or your system's package of that name), or pass --allow-no-isolation"
+)
+
+
+class LocalProvider:
+    """Makes, finds and removes local sandboxes; see `base.SandboxProvider`.
+
+    `cache_dir` keeps the Python environment for tasks. Several providers, in one process or many, may share a root.
+    """
+
+    name = "local"
+
+    def __init__(self, settings: SandboxSettings, *, cache_dir: Path) -> None:
+        self._settings = settings
+        self._cache_dir = cache_dir
+        self._root = (settings.root or Path(tempfile.gettempdir()) / "areal-sweagent").absolute()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self.ref = f"local:{socket.gethostname()}:{boot_id}"
+        self._lock = asyncio.Lock()
+        self._isolation: Isolation | None = None
+        self._python: TaskPython | None = None
+        self._hierarchies: tuple[cgroups.Hierarchy, ...] = ()
+
+    async def preflight(self) -> Isolation:
+        """Find the strongest mechanism that really runs a program here; the answer is kept.
+
+        Raises `errors.IsolationRefused` when none does and going without was not allowed.
+        """
+        async with self._lock:
+            if self._isolation is None:
+                await asyncio.to_thread(self._make_root)
+                self._hierarchies = await asyncio.to_thread(cgroups.find_hierarchies)
+                self._python = await python_env.find(self._settings.python, self._cache_dir)
+                self._isolation = await self._choose()
+            return self._isolation
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        """See `base.SandboxProvider.create`."""
+        workspace.check_servable(spec.task)
+        await self.preflight()
+        folder = self._folder(spec.key)
+        try:
+            await asyncio.to_thread(_make_folder, folder)
+        except FileExistsError as error:
+            raise errors.SandboxCreateFailed(f"a sandbox with the key {spec.key} already exists") from error
+        try:
+            async with asyncio.timeout(spec.create_timeout_s):
+                return await self._fill(spec, folder)
+        except BaseException as error:
+            await asyncio.shield(asyncio.ensure_future(self.release(spec.key)))
+            if isinstance(error, TimeoutError | OSError | errors.SandboxLost):
+                raise errors.SandboxCreateFailed(
+                    f"sandbox {spec.key} could not be made: {error!r}"
+                ) from error
+            raise
+
+    async def attach(self, spec: SandboxSpec, provider_id: str) -> LocalSandbox:
+        """See `base.SandboxProvider.attach`."""
+        kept = await self.preflight()
+        folder = self._folder(spec.key)
+        try:
+            meta = json.loads(await asyncio.to_thread((folder / META).read_text))
+        except (FileNotFoundError, ValueError) as error:
+            raise errors.SandboxLost(f"sandbox {spec.key} is gone: no {folder / META}") from error
+        if (provider_id, kept.value) != (meta["provider_id"], meta["isolation"]):
+            raise errors.SandboxLost(f"sandbox {spec.key} in {folder} is another one than {provider_id}")
+        sandbox = await self._sandbox(spec, folder)
+        sandbox.base_commit = meta["base_commit"]
+        return sandbox
+
+    async def release(self, key: str) -> str:
+        """See `base.SandboxProvider.release`."""
+        folder = self._folder(key)
+        try:
+            if not self._hierarchies:
+                self._hierarchies = await asyncio.to_thread(cgroups.find_hierarchies)
+            return await asyncio.to_thread(self._remove, key, folder)
+        except (TimeoutError, OSError) as error:
+            raise errors.SandboxLost(f"sandbox {key} could not be released: {error}") from error
+
+    async def list_ours(self, prefix: str) -> list[Instance]:
+        """See `base.SandboxProvider.list_ours`."""
+
+        def names() -> list[str]:
+            return sorted(entry.name for entry in self._root.iterdir()) if self._root.exists() else []
+
+        found = [n for n in await asyncio.to_thread(names) if n.startswith(prefix) and _KEY.fullmatch(n)]
+        return [Instance(key=name, provider_id=str(self._root / name)) for name in found]
+
+    async def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def _folder(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise errors.UsageError(f"not a sandbox key: {key!r}")
+        return self._root / key
+
+    def _make_root(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = self._root.lstat()
+        if self._root.is_symlink() or status.st_uid != os.geteuid():
+            raise errors.UsageError(
+                f"{self._root} belongs to somebody else", hint="set sandbox.root to a folder of your own"
+            )
+        self._root.chmod(0o700)
+
+    async def _choose(self) -> Isolation:
+        wanted = self._settings.isolation
+        names = [Isolation.BWRAP, Isolation.UNSHARE] if wanted == "auto" else [Isolation(wanted)]
+        problems = []
+        for name in names:
+            if name is Isolation.NONE:
+                continue
+            problem = await self._probe(name)
+            if problem is None:
+                return name
+            problems.append(f"{name}: {problem}")
+        if self._settings.allow_no_isolation and wanted in {"auto", "none"}:
+            return Isolation.NONE
+        reason = "; ".join(problems) or "isolation 'none' is set"
+        raise errors.IsolationRefused(
+            f"sandboxes cannot be kept apart on this machine ({reason})", hint=_INSTALL_HINT
+        )
+
+    async def _probe(self, name: Isolation) -> str | None:
+        """Run `true` inside a throw-away sandbox; return what went wrong, or None."""
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f".{_PROBE_KEY}-", dir=self._root))
+        try:
+            await asyncio.to_thread(_make_parts, folder)
+            await asyncio.to_thread((folder / META).touch)
+            view = self._view(folder, "/testbed", name, network=False)
+            sandbox = LocalSandbox(_PROBE_KEY, "", view, limit_script="true", cgroup_files=())
+            result = await sandbox.run(["true"], timeout_s=30)
+        except errors.SandboxLost as error:
+            return str(error)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder)
+        return None if result.exit_code == 0 else f"exit code {result.exit_code}"
+
+    async def _fill(self, spec: SandboxSpec, folder: Path) -> LocalSandbox:
+        if not isolation.is_usable_workdir(spec.task.workdir):
+            raise errors.TaskInvalid(
+                f"{spec.task.instance_id}: its workdir {spec.task.workdir} cannot be a folder of a local sandbox"
+            )
+        (folder / META).touch()
+        sandbox = await self._sandbox(spec, folder)
+
+        async def run_script(script: str, env: Mapping[str, str], private: bool) -> CommandResult:
+            return await sandbox.run(
+                ["/bin/bash", "-c", script], timeout_s=spec.create_timeout_s, env=env, private=private
+            )
+
+        sandbox.base_commit = await workspace.prepare(
+            spec.task, folder / "work", folder / "private", sandbox.private_dir, run_script
+        )
+        meta = {
+            "provider_id": sandbox.provider_id,
+            "isolation": sandbox.isolation.value,
+            "base_commit": sandbox.base_commit,
+            "instance_id": spec.task.instance_id,
+        }
+        await asyncio.to_thread(_write_meta, folder, json.dumps(meta))
+        return sandbox
+
+    async def _sandbox(self, spec: SandboxSpec, folder: Path) -> LocalSandbox:
+        kept = await self.preflight()
+        files = await asyncio.to_thread(cgroups.make_groups, self._hierarchies, spec.key, spec.limits)
+        counted = any("pids" in h.controllers for h in self._hierarchies)
+        cap = None if counted else spec.limits.processes
+        return LocalSandbox(
+            spec.key,
+            str(folder),
+            self._view(folder, spec.task.workdir, kept, network=spec.network),
+            limit_script=isolation.limit_commands(spec.limits, cap_processes=cap),
+            cgroup_files=files,
+        )
+
+    def _view(self, folder: Path, workdir: str, kept: Isolation, *, network: bool) -> View:
+        python = self._python
+        if python is None:
+            raise RuntimeError("preflight comes first")
+        mounts, links = isolation.system_mounts()
+        extra = [*python.folders, *self._settings.read_only_paths]
+        home = isolation.HOME
+        if kept is Isolation.NONE:
+            workdir, home = str(folder / "work"), str(folder / "home")
+        env = {
+            "PATH": f"{python.bin_dir}:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+            "HOME": home,
+            "USER": "agent",
+            "LOGNAME": "agent",
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "TMPDIR": str(folder / "tmp") if kept is Isolation.NONE else "/tmp",  # noqa: S108
+            "GIT_CEILING_DIRECTORIES": str(Path(workdir).parent),
+            **NON_INTERACTIVE_ENV,
+        }
+        return View(
+            isolation=kept,
+            workdir=workdir,
+            folder=folder,
+            mounts=(
+                *mounts,
+                *(Mount(inside=str(path), outside=path) for path in extra),
+                *isolation.folder_mounts(folder, workdir, network=network),
+            ),
+            links=links,
+            env=env,
+            network=network,
+        )
+
+    def _remove(self, key: str, folder: Path) -> str:
+        """Blocking: end the processes, then delete the folder, then look again."""
+        without_namespace = not _is_isolated(folder)
+        killed = kill_marked(folder, standing=without_namespace)
+        cgroups.remove_groups(self._hierarchies, key)
+        _delete(folder)
+        if os.path.lexists(folder):
+            raise OSError(f"{folder} is still there")
+        return f"{self.ref}: no folder {folder}, no process of it ({killed} ended now), no cgroup {key}"
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    _make_parts(folder)
+
+
+def _make_parts(folder: Path) -> None:
+    for part in _PARTS:
+        (folder / part).mkdir(mode=0o700)
+    isolation.write_etc(folder / "etc")
+
+
+def _write_meta(folder: Path, text: str) -> None:
+    temporary = folder / f"{META}.tmp"
+    temporary.write_text(text)
+    temporary.replace(folder / META)
+
+
+def _is_isolated(folder: Path) -> bool:
+    try:
+        return str(json.loads((folder / META).read_text())["isolation"]) != Isolation.NONE
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _delete(folder: Path) -> None:
+    """Delete a tree of any depth and any permissions, following no link."""
+    if not os.path.lexists(folder):
+        return
+    remove = ["rm", "-rf", "--one-file-system", "--", str(folder)]
+    if subprocess.run(remove, check=False, capture_output=True, timeout=600).returncode != 0:
+        subprocess.run(
+            ["chmod", "-R", "u+rwx", "--", str(folder)], check=False, capture_output=True, timeout=600
+        )
+        subprocess.run(remove, check=True, capture_output=True, timeout=600)
