@@ -120,7 +120,7 @@ def _parse_report(data: bytes) -> _Report:
 
 
 def _write_notes(notes: dict[str, list[str]]) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for kind, paths in notes.items():
         lines.extend(f"{kind}: {path}" for path in paths[:NOTES_PER_KIND])
         if len(paths) > NOTES_PER_KIND:
