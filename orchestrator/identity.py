@@ -26,7 +26,7 @@ def batch_key(run: str, instance_id: str, task_sha256: str, sample: int, retry_n
 
 def request_sha256(task_sha256: str, settings_json: str, endpoint_kind: str) -> str:
     """Return the digest of everything a repeated request must agree in."""
-    return hashlib.sha256("\0".join([task_sha256, settings_json, endpoint_kind]).encode()).hexdigest()
+    return hashlib.sha256(f"{task_sha256}\0{settings_json}\0{endpoint_kind}".encode()).hexdigest()
 
 
 def sandbox_key(store_uuid: str, rollout_id: str, fence: int, ordinal: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from store import errors
 from store.rollouts import DEFAULT_TTL_S
@@ -24,10 +24,10 @@ class Heartbeat:
     def __init__(self, store: Store, *, ttl_s: float = DEFAULT_TTL_S) -> None:
         self._store = store
         self._ttl_s = ttl_s
-        self._held: dict[str, tuple[Lease, Callable[[], None]]] = {}
+        self._held: dict[str, tuple[Lease, Callable[[str], None]]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Heartbeat:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="heartbeat")
         return self
 
@@ -36,8 +36,8 @@ class Heartbeat:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def hold(self, lease: Lease, lost: Callable[[], None]) -> None:
-        """Renew `lease` from now on; `lost` is called once if somebody else owns it or a person cancels it."""
+    def hold(self, lease: Lease, lost: Callable[[str], None]) -> None:
+        """Renew `lease` from now on; `lost` is called once, with `lost` or `cancelled`, when the work must stop."""
         self._held[lease.rollout_id] = (lease, lost)
 
     def drop(self, lease: Lease) -> None:
@@ -51,10 +51,11 @@ class Heartbeat:
         held = dict(self._held)
         kept = await self._store.heartbeat([lease for lease, _ in held.values()], ttl_s=self._ttl_s)
         for rollout_id, (lease, lost) in held.items():
-            gone = rollout_id not in kept or kept[rollout_id]
-            if gone and self._held.get(rollout_id, (None,))[0] is lease:
+            why = "lost" if rollout_id not in kept else "cancelled" if kept[rollout_id] else ""
+            current = self._held.get(rollout_id)
+            if why and current is not None and current[0] is lease:
                 del self._held[rollout_id]
-                lost()
+                lost(why)
 
     async def _run(self) -> None:
         while True:

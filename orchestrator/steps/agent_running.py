@@ -13,7 +13,7 @@ from orchestrator.sandbox import repository
 if TYPE_CHECKING:
     from orchestrator.agents.base import AgentExit, AgentRun
     from orchestrator.grading.base import Patch
-    from orchestrator.settings import GradingSettings
+    from orchestrator.settings import GradingSettings, LlmSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,15 +24,15 @@ class Finished:
     patch: Patch
 
 
-async def work(run: AgentRun, base_commit: str, settings: GradingSettings) -> Finished:
+async def work(run: AgentRun, llm: LlmSettings, base_commit: str, settings: GradingSettings) -> Finished:
     """Run the agent to its end and extract the patch.
 
     Raises what the agent raises, `errors.ExtractFailed`, or `errors.SandboxLost`.
     """
-    ended = await registry.agent(run.settings.type).run(run)
+    ended = await registry.make(run.settings.type, llm).run(run)
     await run.sandbox.stop()
     await repository.restore_git(run.sandbox)
-    patch = await extract.take_patch(
+    _, patch = await extract.take_patch(
         run.sandbox,
         base_commit=base_commit,
         limit_bytes=settings.patch_limit_bytes,

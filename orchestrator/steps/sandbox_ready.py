@@ -13,4 +13,5 @@ if TYPE_CHECKING:
 
 async def prepare(task: Task, sandbox: Sandbox) -> str:
     """Keep a pristine copy of the repository, hide `.git` unless the task needs it, return the base commit."""
-    return await repository.hide_git(sandbox, hide=task.hide_git)
+    take = repository.hide_git if task.hide_git else repository.keep_pristine
+    return await take(sandbox)

@@ -1,0 +1,9 @@
+"""The driver: walks one claimed rollout through its states, one durable fact after the other."""
+
+from __future__ import annotations
+
+from orchestrator.rollout.driver import advance, run
+from orchestrator.rollout.runtime import Ending, Runtime
+from orchestrator.rollout.submission import Request, submit
+
+__all__ = ["Ending", "Request", "Runtime", "advance", "run", "submit"]

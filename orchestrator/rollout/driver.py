@@ -1,0 +1,199 @@
+"""The one place that catches: every way a walk can end becomes a durable fact and an `Ending`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestrator import errors
+from orchestrator.rollout import custody
+from orchestrator.rollout.runtime import Ending
+from orchestrator.rollout.walk import ReleasePending, Superseded, Walk
+from orchestrator.states import TERMINAL, State
+from store import errors as store_errors
+from store import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from orchestrator.rollout.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RELEASE_RETRY_S = 30.0
+_CLEANUP_S = 10.0
+_COUNTERS = {
+    errors.Budget.CRASH: "crash_count",
+    errors.Budget.INFRA: "infra_count",
+    errors.Budget.GRADE: "grade_count",
+}
+
+
+async def run(runtime: Runtime, rollout_id: str) -> Ending:
+    """Walk a submitted rollout, attempt after attempt, until it is terminal or somebody else owns it.
+
+    Cancelling it gives the attempt back or ends the rollout as cancelled (`Runtime.on_cancel`), then re-raises.
+    """
+    while True:
+        leases = await runtime.store.claim(limit=1, ids=[rollout_id])
+        ending = await (advance(runtime, leases[0]) if leases else answer(runtime, rollout_id))
+        if ending.again_in_s is None:
+            return ending
+        await asyncio.sleep(ending.again_in_s)
+
+
+async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
+    """Walk one claimed rollout as far as this attempt goes."""
+    stopped: list[str] = []
+    walk = await Walk.load(runtime, lease)
+    work = asyncio.create_task(walk.to_the_end(), name=f"rollout-{lease.rollout_id}")
+
+    def stop(why: str) -> None:
+        stopped.append(why)
+        work.cancel()
+
+    runtime.heartbeat.hold(lease, stop)
+    try:
+        return await _outcome_of(walk, work, stopped)
+    finally:
+        runtime.heartbeat.drop(lease)
+        await _to_its_end(walk.let_go())
+
+
+async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) -> Ending:
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not stopped:
+            await _to_its_end(_give_back_or_fail(walk))
+            raise
+        if stopped == ["cancelled"]:
+            return await _settle(walk, errors.RolloutCancelled("a person asked to cancel the rollout"))
+    except Superseded as e:
+        logger.warning("%s; left to its owner", e)
+    except ReleasePending as e:
+        await walk.note(
+            give_back=rows.GiveBack(
+                outcome="failed", error_class="release_pending", error=str(e), delay_ms=30_000
+            )
+        )
+        return Ending(
+            rollout_id=walk.lease.rollout_id, state=walk.state, message=str(e), again_in_s=_RELEASE_RETRY_S
+        )
+    except errors.Failure as e:
+        return await _settle(walk, e)
+    except store_errors.StoreError:
+        raise
+    except Exception as e:
+        logger.exception("rollout %s: unforeseen error", walk.lease.rollout_id)
+        return await _settle(walk, errors.InternalError(f"{type(e).__name__}: {e}"))
+    return await answer(walk.runtime, walk.lease.rollout_id)
+
+
+async def answer(runtime: Runtime, rollout_id: str) -> Ending:
+    """Return what the store knows of a rollout."""
+    row = await runtime.store.history.rollout(rollout_id)
+    if row is None:
+        raise errors.UsageError(f"there is no rollout {rollout_id}", hint="see `rollouts list`")
+    state = State(row["state"])
+    rewards = await runtime.store.history.of_rollout("rewards", rollout_id)
+    waits = state not in TERMINAL and row["lease_owner"] is None
+    return Ending(
+        rollout_id=rollout_id,
+        state=state,
+        reward=rewards[0]["reward"] if rewards else None,
+        stats=json.loads(rewards[0]["stats"]) if rewards else None,
+        failure_class=row["failure_class"],
+        message=row["failure_msg"] or "",
+        again_in_s=1.0 if waits else None,
+    )
+
+
+async def _settle(walk: Walk, failure: errors.Failure) -> Ending:
+    """Turn a failure into a new attempt while its budget lasts, else into the state failed."""
+    try:
+        ending = await _to_its_end(_retry_or_fail(walk, failure))
+    except Superseded as e:
+        logger.warning("%s; left to its owner", e)
+        return await answer(walk.runtime, walk.lease.rollout_id)
+    await _to_its_end(custody.release_given_up(walk.runtime, walk.lease.rollout_id))
+    return ending
+
+
+async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
+    rollout_id, budget = walk.lease.rollout_id, failure.budget
+    message = str(failure) + (f" ({failure.hint})" if failure.hint else "")
+    spent = 0 if budget is None else walk.row[_COUNTERS[budget]]
+    may_retry = walk.row["endpoint_kind"] == "stateless" or walk.state is State.CREATED
+    if budget is errors.Budget.INFRA and spent < errors.BUDGETS[budget] and may_retry:
+        delay_s = _backoff_s(walk, spent)
+        give_back = rows.GiveBack(
+            outcome="failed",
+            error_class=failure.failure_class.value,
+            error=message,
+            delay_ms=round(delay_s * 1000),
+            spend=budget.value,
+        )
+        await _new_attempt(walk, failure, give_back)
+        logger.warning("rollout %s: %s; next attempt in %.1f s", rollout_id, message, delay_s)
+        return Ending(rollout_id=rollout_id, state=walk.state, message=message, again_in_s=delay_s)
+    await walk.move(
+        "fail",
+        payload={"failure_class": failure.failure_class.value, "budget": budget.value if budget else None},
+        extra=[rows.SandboxReleasing()],
+        give_back=rows.GiveBack(outcome="failed", error_class=failure.failure_class.value, error=message),
+        failure=(failure.failure_class.value, message),
+    )
+    return Ending(
+        rollout_id=rollout_id, state=walk.state, failure_class=failure.failure_class.value, message=message
+    )
+
+
+async def _new_attempt(walk: Walk, failure: errors.Failure, give_back: rows.GiveBack) -> None:
+    if walk.state in (State.SANDBOX_READY, State.AGENT_RUNNING):
+        await walk.move(
+            "restart",
+            payload={"failure_class": failure.failure_class.value},
+            extra=[rows.SandboxReleasing()],
+            give_back=give_back,
+        )
+    else:
+        await walk.note([rows.SandboxReleasing()], give_back=give_back)
+
+
+def _backoff_s(walk: Walk, spent: int) -> float:
+    retry = walk.settings.retry
+    full: float = min(retry.backoff_cap_s, retry.backoff_base_s * 2**spent)
+    return full * (0.5 + walk.runtime.random() / 2)
+
+
+async def _give_back_or_fail(walk: Walk) -> None:
+    """Leave a store that a later claim understands, within a bounded time, because the caller cancelled."""
+    try:
+        async with asyncio.timeout(_CLEANUP_S):
+            if walk.runtime.on_cancel == "fail" and walk.state is not State.GRADED:
+                await _retry_or_fail(walk, errors.RolloutCancelled("the caller cancelled the rollout"))
+            else:
+                await walk.note([rows.SandboxReleasing()], give_back=rows.GiveBack(outcome="interrupted"))
+            await walk.let_go()
+            await custody.release_given_up(walk.runtime, walk.lease.rollout_id)
+    except TimeoutError:
+        logger.warning(
+            "rollout %s: clean-up did not finish; its ledger rows stay open", walk.lease.rollout_id
+        )
+    except (Superseded, store_errors.StoreError) as e:
+        logger.warning("rollout %s: left as it is: %s", walk.lease.rollout_id, e)
+
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Finish a last write although the caller is cancelled meanwhile, then let the cancellation through."""
+    task = asyncio.create_task(coroutine)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

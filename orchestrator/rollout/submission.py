@@ -1,0 +1,70 @@
+"""From a task and settings to a submitted rollout with an identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator import errors, identity, states
+from store import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.rollout.runtime import Runtime
+    from orchestrator.settings import Settings
+    from orchestrator.tasks.record import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One sample of one task."""
+
+    task: Task
+    settings: Settings
+    run_id: str
+    sample: int = 0
+    retry_no: int = 0
+    parent_id: str | None = None
+    key: str | None = None
+    """The caller's own identity for this rollout; default: run, task, sample and retry."""
+
+
+async def submit(runtime: Runtime, requests: Sequence[Request]) -> list[tuple[str, bool]]:
+    """Store rollouts, all or none; return (id, is new) in order.
+
+    A request whose key exists attaches to that rollout; raises `store.errors.Conflict` when it asks for something else.
+    """
+    return await runtime.store.submit([_row(runtime, request) for request in requests])
+
+
+def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
+    task, settings = request.task, request.settings
+    digest = task.sha256
+    source = task.repo_source
+    return rows.NewRollout(
+        id=runtime.new_id(),
+        idem_key=request.key
+        or identity.batch_key(request.run_id, task.instance_id, digest, request.sample, request.retry_no),
+        request_sha256=identity.request_sha256(digest, settings.to_json(), "stateless"),
+        run_id=request.run_id,
+        group_id=f"{request.run_id}/{task.instance_id}",
+        sample=request.sample,
+        retry_no=request.retry_no,
+        parent_id=request.parent_id,
+        relation=None if request.parent_id is None else "retry",
+        instance_id=task.instance_id,
+        task_sha256=digest,
+        task_json=task.to_json(),
+        dataset_kind=task.dataset_kind.value,
+        eval_sha256=task.eval_sha256,
+        agent_type=settings.agent.type,
+        config_sha256=settings.sha256,
+        endpoint_kind="stateless",
+        input={
+            "settings": settings.model_dump(mode="json"),
+            "repo_source": None if source is None else source.model_dump(mode="json"),
+        },
+        fsm_version=states.FSM_VERSION,
+        outcome_table=errors.OUTCOME_TABLE_VERSION,
+    )

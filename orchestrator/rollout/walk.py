@@ -1,0 +1,265 @@
+"""One rollout under one lease, from the state it is in to the end. Each method is one state."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, assert_never
+
+from orchestrator import errors
+from orchestrator.agents.base import AgentRun, AgentTask
+from orchestrator.rollout import custody, grades
+from orchestrator.sandbox.base import Role
+from orchestrator.settings import Settings
+from orchestrator.states import TERMINAL, State
+from orchestrator.steps import agent_running, sandbox_ready
+from orchestrator.tasks.record import RepoSource, Task
+from store import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.agents.base import Endpoint, LlmCall, Step
+    from orchestrator.rollout.runtime import Runtime
+    from orchestrator.sandbox.base import Sandbox
+    from store.history import Record
+
+
+class Superseded(Exception):
+    """Somebody else owns the rollout, or it is over: stop and touch nothing of it."""
+
+
+class ReleasePending(Exception):
+    """Graded, but a sandbox could not be proven gone: the release is tried again later."""
+
+
+class Walk:
+    """The state of one walk in memory; changes only after the store has applied the same change."""
+
+    def __init__(
+        self, runtime: Runtime, lease: rows.Lease, row: Record, task: Task, settings: Settings
+    ) -> None:
+        self.runtime = runtime
+        self.lease = lease
+        self.row = row
+        self.task = task
+        self.settings = settings
+        self.state = State(lease.state)
+        self._version = lease.version
+        self._sandbox: Sandbox | None = None
+        self._base_commit = ""
+
+    @classmethod
+    async def load(cls, runtime: Runtime, lease: rows.Lease) -> Walk:
+        """Rebuild task and settings from the stored rollout."""
+        row = await runtime.store.history.rollout(lease.rollout_id)
+        if row is None:
+            raise errors.InternalError(f"rollout {lease.rollout_id} has no row")
+        task = Task.model_validate_json(await runtime.store.history.task_json(row["task_sha256"]))
+        source = row["input"]["repo_source"]
+        if source is not None:
+            task = task.model_copy(update={"repo_source": RepoSource.model_validate(source)})
+        settings = Settings.model_validate(row["input"]["settings"])
+        return cls(runtime, lease, row, task, settings)
+
+    async def to_the_end(self) -> None:
+        """Do the work of each state until the rollout is released; raises a `Failure`, `Superseded`, `ReleasePending`."""
+        await self._settle_predecessor()
+        while self.state not in TERMINAL:
+            match self.state:
+                case State.CREATED:
+                    await self._provision()
+                case State.SANDBOX_READY:
+                    await self._start_agent()
+                case State.AGENT_RUNNING:
+                    await self._run_agent()
+                case State.PATCHED:
+                    await self._grade()
+                case State.GRADED:
+                    await self._release()
+                case State.RELEASED | State.FAILED:
+                    return
+                case _:
+                    assert_never(self.state)
+
+    async def move(
+        self,
+        trigger: str,
+        *,
+        payload: dict[str, Any] | None = None,
+        extra: Sequence[rows.Row] = (),
+        give_back: rows.GiveBack | None = None,
+        failure: tuple[str, str] | None = None,
+    ) -> None:
+        """Make one durable transition; memory follows only when it was applied."""
+        outcome = await self.runtime.store.transition(
+            self._current_lease(),
+            trigger,
+            op_id=self.runtime.new_id(),
+            payload=payload,
+            extra=extra,
+            give_back=give_back,
+            failure=failure,
+        )
+        self._follow(outcome)
+        self.runtime.on_move(self.lease.rollout_id, self.state)
+
+    async def note(
+        self,
+        extra: Sequence[rows.Row] = (),
+        *,
+        spend: str | None = None,
+        give_back: rows.GiveBack | None = None,
+    ) -> None:
+        """Store evidence without a transition."""
+        self._follow(
+            await self.runtime.store.record(self._current_lease(), extra, spend=spend, give_back=give_back)
+        )
+
+    async def record(self, step: Step) -> None:
+        """Store one agent step with its calls (the agent's recorder)."""
+        output = {"messages": step.messages}
+        turn = rows.StepRow(
+            name=step.name,
+            output=output,
+            tool_calls=step.tool_calls,
+            format_errors=step.format_errors,
+            command_timeouts=step.command_timeouts,
+            truncated_observations=step.truncated_observations,
+            tool_ms=step.tool_ms,
+        )
+        stored: list[rows.Row] = [turn] if step.messages else []
+        await self.note([*stored, *(_call_row(step.name, call) for call in step.calls)])
+
+    async def let_go(self) -> None:
+        """End what runs in the task sandbox and drop local resources."""
+        if self._sandbox is not None:
+            sandbox, self._sandbox = self._sandbox, None
+            await sandbox.detach()
+
+    def _current_lease(self) -> rows.Lease:
+        lease = self.lease
+        return rows.Lease(
+            rollout_id=lease.rollout_id,
+            fence=lease.fence,
+            attempt_no=lease.attempt_no,
+            version=self._version,
+            state=self.state.value,
+            previous=lease.previous,
+        )
+
+    def _follow(self, outcome: rows.Outcome) -> None:
+        match outcome:
+            case rows.Applied() | rows.AlreadyApplied():
+                self._version, self.state = outcome.version, State(outcome.state)
+            case rows.LeaseLost() | rows.LeaseExpired() | rows.Terminal():
+                raise Superseded(f"rollout {self.lease.rollout_id}: {outcome}")
+            case rows.Cancelled():
+                raise errors.RolloutCancelled("a person asked to cancel the rollout")
+            case rows.VersionConflict():
+                raise errors.InternalError(f"two writers inside one owner: {outcome}")
+            case _:
+                assert_never(outcome)
+
+    async def _settle_predecessor(self) -> None:
+        """Give up what an earlier owner left; from before the patch, that means a new attempt."""
+        crashes = self.row["crash_count"]
+        poisoned = self.lease.previous == "crashed" and crashes > errors.BUDGETS[errors.Budget.CRASH]
+        if poisoned and self.state is not State.GRADED:
+            raise errors.WorkerLost(f"{crashes} workers died on this rollout", hint="look at what they had in common")
+        if self.state in (State.SANDBOX_READY, State.AGENT_RUNNING):
+            await self.move(
+                "restart", payload={"previous": self.lease.previous}, extra=[rows.SandboxReleasing()]
+            )
+        else:
+            await self.note([rows.SandboxReleasing()])
+        await custody.release_given_up(self.runtime, self.lease.rollout_id)
+
+    async def _provision(self) -> None:
+        spec = await custody.next_spec(self.runtime, self.lease, Role.TASK, self.task, self.settings)
+        await self.note([custody.intent_of(self.runtime, spec)])
+        self._sandbox = await custody.make(self.runtime, spec)
+        await self.move("provision", payload={"sandbox": spec.key}, extra=[custody.live_of(self._sandbox)])
+
+    async def _start_agent(self) -> None:
+        self._base_commit = await sandbox_ready.prepare(self.task, self._task_sandbox())
+        endpoint = self._endpoint()
+        await self.move(
+            "start_agent",
+            payload={
+                "agent": self.settings.agent.type,
+                "model": endpoint.model,
+                "base_url": endpoint.base_url,
+                "base_commit": self._base_commit,
+            },
+        )
+
+    async def _run_agent(self) -> None:
+        sandbox = self._task_sandbox()
+        run = AgentRun(
+            task=AgentTask(
+                instance_id=self.task.instance_id,
+                problem_statement=self.task.problem_statement,
+                workdir=sandbox.workdir,
+            ),
+            sandbox=sandbox,
+            endpoint=self._endpoint(),
+            settings=self.settings.agent,
+            recorder=self,
+            monotonic=self.runtime.monotonic,
+        )
+        finished = await agent_running.work(run, self.settings.llm, self._base_commit, self.settings.grading)
+        patch = finished.patch
+        artifact = await asyncio.to_thread(rows.Artifact.of, patch.data)
+        stored = rows.PatchRow(
+            artifact=artifact,
+            base_commit=patch.base_commit,
+            exit_reason=finished.exit.reason.value,
+            exit_message=finished.exit.message,
+            insertions=patch.insertions,
+            deletions=patch.deletions,
+            paths=patch.paths,
+            notes=patch.notes,
+        )
+        await self.move(
+            "take_patch",
+            payload={"exit_reason": finished.exit.reason.value, "patch_sha256": artifact.sha256},
+            extra=[stored, rows.SandboxReleasing(key=sandbox.key)],
+        )
+        await self.let_go()
+        await custody.release_given_up(self.runtime, self.lease.rollout_id)
+
+    async def _grade(self) -> None:
+        await grades.settle(self)
+
+    async def _release(self) -> None:
+        await self.note([rows.SandboxReleasing()])
+        left = await custody.release_given_up(self.runtime, self.lease.rollout_id)
+        if left:
+            raise ReleasePending(f"not proven gone yet: {', '.join(left)}")
+        await self.move("release")
+
+    def _task_sandbox(self) -> Sandbox:
+        if self._sandbox is None:
+            raise errors.InternalError(f"rollout {self.lease.rollout_id} is {self.state} without a sandbox")
+        return self._sandbox
+
+    def _endpoint(self) -> Endpoint:
+        return self.runtime.endpoint_of(self.row, self.settings)
+
+
+def _call_row(step: str, call: LlmCall) -> rows.LlmCallRow:
+    return rows.LlmCallRow(
+        kind=call.kind,
+        outcome=call.outcome,
+        step=step,
+        request_sha256=call.request_sha256,
+        response_id=call.response_id,
+        model=call.model,
+        http_status=call.http_status,
+        finish_reason=call.finish_reason,
+        prompt_tokens=call.prompt_tokens,
+        completion_tokens=call.completion_tokens,
+        cached_tokens=call.cached_tokens,
+        duration_ms=call.duration_ms,
+        error=call.error,
+    )
