@@ -144,8 +144,11 @@ async def _read_junit(task: Task, sandbox: Sandbox, path: str, result: CommandRe
         data = await sandbox.read(path, limit=junit.SIZE_LIMIT)
         listed = (*task.fail_to_pass, *task.pass_to_pass, *task.known_failing)
         report = await asyncio.to_thread(junit.parse_junit, data, listed)
-    except (FileNotFoundError, ValueError) as error:
-        reading.why = str(error) or "the test command left no report"
+    except FileNotFoundError:
+        reading.why = f"the test command left no report (exit code {result.exit_code})"
+        return reading
+    except ValueError as error:
+        reading.why = str(error)
         return reading
     if not report.counters_agree:
         reading.flags.append("junit_counters_disagree")
