@@ -5,6 +5,7 @@ A `View` is the whole world of a sandboxed process: nothing that is not listed i
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,9 @@ _ETC_FILES = (
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
 )
+_MACHINE_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr")
+"""Parts of /proc that would change the whole machine: a worker that runs as root owns them inside as well, and
+bubblewrap itself covers only those whose top folder looks writable."""
 _SYNTHETIC_ETC = {
     "passwd": f"agent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "group": f"agent:x:{USER_ID}:\nnogroup:x:65534:\n",
@@ -169,6 +173,8 @@ def _bwrap(view: View, mounts: Sequence[Mount], env: Mapping[str, str], info_fd:
     if view.network:
         command.append("--share-net")
     command += ["--proc", "/proc", "--dev", "/dev"]
+    for name in _MACHINE_PROC:
+        command += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for link, target in view.links:
         command += ["--symlink", target, link]
     for mount in mounts:
@@ -185,16 +191,17 @@ def _unshare(
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--user", f"--map-user={USER_ID}"]
     command += [f"--map-group={USER_ID}", "--keep-caps", "--mount", "--pid", "--fork", "--kill-child"]
     command += ["--ipc", "--uts", *([] if view.network else ["--net"])]
-    command += [sys.executable, "-I", "-S", str(Path(__file__).with_name("unshare_init.py"))]
-    command += ["--scratch", str(view.folder / "root"), "--info-fd", str(info_fd), "--chdir", view.workdir]
-    command += [] if view.network else ["--loopback"]
-    for link, target in view.links:
-        command += ["--symlink", target, link]
-    for mount in mounts:
-        command += ["--bind" if mount.writable else "--ro-bind", str(mount.outside), mount.inside]
-    for name, value in env.items():
-        command += ["--setenv", name, value]
-    return [*command, "--", *argv]
+    options = {
+        "scratch": str(view.folder / "root"),
+        "info_fd": info_fd,
+        "workdir": view.workdir,
+        "loopback": not view.network,
+        "links": view.links,
+        "mounts": [(str(mount.outside), mount.inside, mount.writable) for mount in mounts],
+        "env": dict(env),
+    }
+    init = str(Path(__file__).with_name("unshare_init.py"))
+    return [*command, sys.executable, "-I", "-S", init, json.dumps(options), *argv]
 
 
 def limit_commands(limits: Limits, *, cap_processes: int | None) -> str:

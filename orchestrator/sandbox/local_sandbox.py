@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator import errors
@@ -83,7 +84,7 @@ class LocalSandbox:
         begun_r, begun_w = os.pipe()
         enter = ["/bin/bash", "-c", _ENTER, "enter", str(begun_w), cwd or self.workdir, *argv]
         try:
-            tree, info_r = self._launch(
+            tree = self._launch(
                 enter, output_w, [begun_w], env={**self._view.env, **(env or {})}, private=private
             )
         except BaseException:
@@ -97,7 +98,7 @@ class LocalSandbox:
         capture.begin(output_limit)
         self._running.add(tree)
         try:
-            timed_out = await _finish(tree, info_r, timeout_s)
+            timed_out = await _finish(tree, timeout_s)
             output, total = capture.take()
             if not timed_out and not os.read(begun_r, 1):
                 raise errors.SandboxLost(f"sandbox {self.key} starts no program: {_text(output)}")
@@ -155,21 +156,7 @@ class LocalSandbox:
             await self._end_session()
         if self._session is None:
             await self._require_folder()
-            info: list[int] = []
-            trees: list[ProcessTree] = []
-
-            def start(argv: list[str], output_fd: int, pass_fds: list[int]) -> ProcessTree:
-                tree, info_r = self._launch(argv, output_fd, pass_fds, env=self._view.env, private=False)
-                info.append(info_r)
-                trees.append(tree)
-                return tree
-
-            self._session = await open_session(start)
-            try:
-                await trees[0].find_init(info[0])
-            except BaseException:
-                await asyncio.shield(asyncio.ensure_future(self._end_session()))
-                raise
+            self._session = open_session(partial(self._launch, env=self._view.env, private=False))
         return self._session
 
     async def _end_session(self) -> None:
@@ -186,31 +173,30 @@ class LocalSandbox:
         *,
         env: Mapping[str, str],
         private: bool,
-    ) -> tuple[ProcessTree, int]:
-        """Start a tree; the second value is where its mechanism says which process leads it."""
+    ) -> ProcessTree:
         info_r, info_w = os.pipe()
+        isolated = self.isolation is not Isolation.NONE
         try:
             command = launch_argv(self._view, argv, env=env, info_fd=info_w, private=private)
-            tree = ProcessTree.launch(
+            return ProcessTree.launch(
                 ["/bin/bash", "-c", self._launcher, "launch", *command],
                 output_fd=output_fd,
-                pass_fds=[*pass_fds, info_w],
+                pass_fds=[*pass_fds, info_w] if isolated else pass_fds,
+                info_fd=info_r,
                 folder=self._view.folder,
-                isolated=self.isolation is not Isolation.NONE,
+                isolated=isolated,
             )
         except OSError as error:
             os.close(info_r)
             raise errors.SandboxLost(f"sandbox {self.key} starts no process: {error}") from error
         finally:
             os.close(info_w)
-        return tree, info_r
 
 
-async def _finish(tree: ProcessTree, info_r: int, timeout_s: float) -> bool:
+async def _finish(tree: ProcessTree, timeout_s: float) -> bool:
     """Wait for the tree, or kill it when its time is over; say whether that happened."""
     try:
         async with asyncio.timeout(timeout_s):
-            await tree.find_init(info_r)
             await tree.ended()
     except TimeoutError:
         await tree.kill()

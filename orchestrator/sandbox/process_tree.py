@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SIGNAL_BASE = 128
-_INFO_TIMEOUT_S = 30.0
+_INFO_TIMEOUT_S = 2.0
 _KILL_ROUNDS = 200
 _TTY_FIELD = 4
 """Of `/proc/PID/stat`, counted after the name: the controlling terminal."""
@@ -50,8 +50,9 @@ class _Ending:
         await self._event.wait()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        if self._open:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         if self._open:
@@ -60,46 +61,56 @@ class _Ending:
             os.close(self.pidfd)
 
 
-async def read_to_end(fd: int) -> bytes:
-    """Read a pipe until its last writer is gone, without blocking the loop. Closes the descriptor."""
+async def _read_info(fd: int) -> int | None:
+    """Return the process number that a mechanism writes as JSON, or None when it ends without. Closes `fd`."""
     os.set_blocking(fd, False)
     loop = asyncio.get_running_loop()
     data = bytearray()
-    done = asyncio.Event()
+    found: asyncio.Future[int | None] = loop.create_future()
 
     def on_readable() -> None:
         with contextlib.suppress(BlockingIOError):
-            chunk = os.read(fd, 65536)
+            chunk = os.read(fd, 4096)
             data.extend(chunk)
-            if not chunk:
-                loop.remove_reader(fd)
-                done.set()
+            whole = data.rstrip().endswith(b"}")
+            if (whole or not chunk) and not found.done():
+                found.set_result(int(json.loads(data)["child-pid"]) if whole else None)
 
     loop.add_reader(fd, on_readable)
     try:
-        await done.wait()
+        return await found
     finally:
         loop.remove_reader(fd)
         os.close(fd)
-    return bytes(data)
 
 
 class ProcessTree:
-    """A started tree. Whoever starts one awaits `finish` or `kill`: afterwards no process of it is left."""
+    """A started tree. Whoever starts one awaits `kill`: afterwards no process of it is left."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path | None, info_fd: int) -> None:
         self._process = process
         self._folder = folder
         """Set only without a PID namespace: children are then found by their marker."""
         self._outer = _Ending(os.pidfd_open(process.pid))
         self._init: _Ending | None = None
         self._code: int | None = None
+        self._finding = asyncio.ensure_future(self._find_init(info_fd))
 
     @classmethod
     def launch(
-        cls, argv: Sequence[str], *, output_fd: int, pass_fds: Sequence[int], folder: Path, isolated: bool
+        cls,
+        argv: Sequence[str],
+        *,
+        output_fd: int,
+        pass_fds: Sequence[int],
+        info_fd: int,
+        folder: Path,
+        isolated: bool,
     ) -> ProcessTree:
-        """Start `argv`; its standard output and error go to `output_fd`, its input is empty."""
+        """Start `argv`; its standard output and error go to `output_fd`, its input is empty.
+
+        On `info_fd`, closed here, the mechanism tells the first process of the tree's PID namespace.
+        """
         process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
@@ -110,15 +121,16 @@ class ProcessTree:
             cwd="/",
             env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C", MARKER: str(folder)},
         )
-        return cls(process, None if isolated else folder)
+        return cls(process, None if isolated else folder, info_fd)
 
-    async def find_init(self, info_fd: int) -> None:
-        """Learn the first process of the tree's PID namespace from what the mechanism wrote."""
-        async with asyncio.timeout(_INFO_TIMEOUT_S):
-            text = await read_to_end(info_fd)
-        if text:
+    async def _find_init(self, info_fd: int) -> None:
+        if self._folder is not None:
+            os.close(info_fd)
+            return
+        pid = await _read_info(info_fd)
+        if pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._init = _Ending(os.pidfd_open(json.loads(text)["child-pid"]))
+                self._init = _Ending(os.pidfd_open(pid))
 
     @property
     def over(self) -> bool:
@@ -129,15 +141,9 @@ class ProcessTree:
         """Wait until the main process has ended; what it started may still run."""
         await self._outer.wait()
 
-    async def finish(self) -> int:
-        """Wait for the main process, end the rest and return the exit code (128 + number for a signal)."""
-        await self._outer.wait()
-        await self.kill()
-        return self.exit_code
-
     @property
     def exit_code(self) -> int:
-        """The main process's exit code; only after `finish` or `kill`."""
+        """The main process's exit code; only after `kill`; 128 + number for a signal."""
         if self._code is None:
             raise RuntimeError("the process tree has not ended yet")
         return self._code
@@ -146,24 +152,20 @@ class ProcessTree:
         """End every process of the tree and wait until all are gone. Harmless when repeated."""
         if self._code is not None:
             return
+        await asyncio.wait({self._finding}, timeout=_INFO_TIMEOUT_S)
+        if not self._outer.over:
+            self._outer.kill()
+            await self._outer.wait()
+        await self._finding
         if self._init is not None:
+            # Ends last of its namespace: once it is gone, so is everything in there.
             self._init.kill()
-        if self._init is None or not self._outer.over:
-            await self._end_outer()
-        if self._init is not None:
             await self._init.wait()
             self._init.close()
         if self._folder is not None:
             await asyncio.to_thread(kill_marked, self._folder, standing=True)
         self._outer.close()
         self._code = self._reap()
-
-    async def _end_outer(self) -> None:
-        if self._init is not None:
-            await self._init.wait()
-        if not self._outer.over:
-            self._outer.kill()
-            await self._outer.wait()
 
     def _reap(self) -> int:
         code = self._process.wait()

@@ -17,11 +17,11 @@ from orchestrator.sandbox.base import CommandResult
 from orchestrator.sandbox.output_capture import OutputCapture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from orchestrator.sandbox.process_tree import ProcessTree
 
-    Starter = Callable[[list[str], int, list[int]], "ProcessTree"]
+    Starter = Callable[[Sequence[str], int, Sequence[int]], "ProcessTree"]
 
 _USAGE_STATUS = 2
 
@@ -155,8 +155,8 @@ async def _write_all(fd: int, data: bytes, tree: ProcessTree) -> None:
                 loop.remove_writer(fd)
 
 
-async def open_session(start: Starter) -> BashSession:
-    """Start bash through `start(argv, output_fd, pass_fds)`, which also closes what it passes on.
+def open_session(start: Starter) -> BashSession:
+    """Start bash through `start(argv, output_fd, pass_fds)`, which keeps no descriptor.
 
     Raises `errors.SandboxLost` when no descriptor is left.
     """

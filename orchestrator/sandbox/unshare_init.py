@@ -5,7 +5,6 @@ Run as a script by the worker's interpreter inside fresh namespaces; imports not
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import fcntl
 import json
@@ -13,6 +12,7 @@ import os
 import socket
 import struct
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -24,7 +24,7 @@ _LAST_CAP = 63
 _CAP_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_COVERED_PROC = ("sys", "sysrq-trigger", "irq", "bus")
+_COVERED_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr")
 """Parts of /proc that would change the machine; root outside keeps its owner's rights over them."""
 _SIGNAL_BASE = 128
 
@@ -57,12 +57,12 @@ def _bind(source: str, target: Path, *, writable: bool) -> None:
         _mount(source, str(target), None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _locked_flags(str(target)))
 
 
-def _build(options: argparse.Namespace) -> None:
+def _build(options: _Options) -> None:
     root = Path(options.scratch)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     root.mkdir(exist_ok=True)
     _mount("tmpfs", str(root), "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=4m")
-    for link, target in options.symlink:
+    for link, target in options.links:
         (root / link.lstrip("/")).symlink_to(target)
     (root / "proc").mkdir()
     _mount("proc", str(root / "proc"), "proc", _MS_NOSUID | _MS_NODEV | 8)
@@ -76,7 +76,7 @@ def _build(options: argparse.Namespace) -> None:
         _bind(f"/dev/{name}", device_root / name, writable=True)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         (device_root / name).symlink_to(f"/proc/self/{target}")
-    for writable, source, inside in options.mounts:
+    for source, inside, writable in options.mounts:
         _bind(source, root / inside.lstrip("/"), writable=writable)
     os.chdir(root)
     syscall = {"x86_64": 155, "aarch64": 41, "riscv64": 41}[os.uname().machine]
@@ -102,34 +102,18 @@ def _drop_rights() -> None:
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
-class _MountOption(argparse.Action):
-    """Keep read-only and writable mounts in the one order in which they were given."""
+@dataclass(frozen=True)
+class _Options:
+    """What the worker asks for; written by `isolation.launch_argv`."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        if not isinstance(values, list):
-            raise TypeError(f"{option_string} takes two paths")
-        namespace.mounts.append((option_string == "--bind", *values))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--scratch", required=True)
-    parser.add_argument("--info-fd", type=int, required=True)
-    parser.add_argument("--chdir", required=True)
-    parser.add_argument("--loopback", action="store_true")
-    parser.add_argument("--symlink", nargs=2, action="append", default=[])
-    parser.add_argument("--setenv", nargs=2, action="append", default=[])
-    for name in ("--bind", "--ro-bind"):
-        parser.add_argument(name, nargs=2, action=_MountOption)
-    parser.add_argument("argv", nargs="+")
-    parser.set_defaults(mounts=[])
-    return parser.parse_args()
+    scratch: str
+    info_fd: int
+    workdir: str
+    loopback: bool
+    links: list[tuple[str, str]]
+    mounts: list[tuple[str, str, bool]]
+    """(outside, inside, writable), in order."""
+    env: dict[str, str]
 
 
 def _reap(child: int) -> int:
@@ -142,7 +126,7 @@ def _reap(child: int) -> int:
 
 def main() -> int:
     """Build, start, reap; the exit code is the program's, 128 + number for a signal."""
-    options = _options()
+    options = _Options(**json.loads(sys.argv[1]))
     # The old /proc still belongs to the PID namespace outside, so it shows this process's number there.
     os.write(options.info_fd, json.dumps({"child-pid": int(Path("/proc/self").readlink().name)}).encode())
     os.close(options.info_fd)
@@ -151,11 +135,10 @@ def main() -> int:
         _raise_loopback()
     socket.sethostname("sandbox")
     _drop_rights()
-    os.chdir(options.chdir)
+    os.chdir(options.workdir)
     child = os.fork()
     if child == 0:
-        env = dict(options.setenv)
-        os.execvpe(options.argv[0], options.argv, env)  # noqa: S606
+        os.execve(sys.argv[2], sys.argv[2:], options.env)  # noqa: S606
     return _reap(child)
 
 
