@@ -195,7 +195,7 @@ def _guarded(uri: str, query: str, limit: int, timeout_s: float) -> QueryResult:
             raise errors.StoreUnusable(
                 f"the query took longer than {timeout_s:g} s", hint="narrow it, or raise --timeout"
             ) from e
-        why = "only SELECT is allowed here" if "not authorized" in str(e) else str(e)
+        why = "only SELECT is allowed here" if "authoriz" in str(e) else str(e)
         raise errors.StoreUnusable(
             f"the query was refused: {why}", hint="see the tables with `rollouts sql --schema`"
         ) from e

@@ -240,7 +240,7 @@ sandboxes = Table(
     Column("last_error", Text),
     CheckConstraint(_one_of("role", ("task", "grading")), name="role"),
     CheckConstraint(_one_of("status", LEDGER_OPEN + LEDGER_CLOSED), name="status"),
-    CheckConstraint(f"(proof IS NOT NULL) = {_one_of('status', LEDGER_CLOSED)}", name="proof"),
+    CheckConstraint(f"(proof IS NOT NULL) = ({_one_of('status', LEDGER_CLOSED)})", name="proof"),
 )
 Index("ix_sandboxes_rollout", sandboxes.c.rollout_id)
 _OPEN = text(_one_of("status", LEDGER_OPEN))

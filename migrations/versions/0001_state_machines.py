@@ -265,7 +265,7 @@ def _create_sandboxes() -> None:
         sa.Column("release_attempts", sa.Integer(), server_default="0", nullable=False),
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.CheckConstraint(
-            "(proof IS NOT NULL) = status IN ('released', 'lost')", name=op.f("ck_sandboxes_proof")
+            "(proof IS NOT NULL) = (status IN ('released', 'lost'))", name=op.f("ck_sandboxes_proof")
         ),
         sa.CheckConstraint("role IN ('task', 'grading')", name=op.f("ck_sandboxes_role")),
         sa.CheckConstraint(

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator import errors, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EMPTY: dict[str, str] = {}
+
+
+def test_an_argument_beats_econfig_beats_environment_beats_yaml_beats_the_default(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("agent: {step_limit: 5, timeout_s: 5, max_completion_tokens: 5}\nllm: {model: yaml}\n")
+    built = settings.load(
+        str(path),
+        arguments={"agent.step_limit": 9},
+        econfig={"step_limit": 7, "timeout": 7.5, "llm_model": "econfig"},
+        environ={"LLM_MODEL": "environment", "OPENAI_BASE_URL": "http://127.0.0.1:1/v1"},
+    )
+    assert built.agent.step_limit == 9
+    assert built.agent.timeout_s == 7.5
+    assert built.agent.max_completion_tokens == 5
+    assert built.agent.max_format_errors == settings.AgentSettings().max_format_errors
+    assert built.llm.model == "econfig"
+    assert built.llm.base_url == "http://127.0.0.1:1/v1"
+
+
+def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path):
+    path = tmp_path / "typo.yaml"
+    path.write_text("agent: {step_limt: 5}\n")
+    with pytest.raises(errors.ConfigError, match=r"step_limt.*did you mean 'step_limit'"):
+        settings.load(str(path), environ=EMPTY)
+
+
+def test_an_unknown_section_names_the_nearest_known_one():
+    with pytest.raises(errors.ConfigError) as refused:
+        settings.load("train", arguments={"agnt.step_limit": 1}, environ=EMPTY)
+    assert "did you mean 'agent'" in refused.value.hint
+
+
+def test_an_unknown_config_names_the_nearest_and_all_that_exist():
+    with pytest.raises(errors.ConfigError) as refused:
+        settings.load("trian", environ=EMPTY)
+    assert "did you mean 'train'" in refused.value.hint
+
+
+def test_a_bad_value_is_refused_with_its_path():
+    with pytest.raises(errors.ConfigError, match=r"agent\.step_limit"):
+        settings.load("train", arguments={"agent.step_limit": "many"}, environ=EMPTY)
+
+
+def test_a_config_extends_another_section_by_section(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text("agent: {step_limit: 5, timeout_s: 50}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {tmp_path / 'base.yaml'}\nagent: {{step_limit: 6}}\n")
+    built = settings.load(str(child), environ=EMPTY)
+    assert (built.agent.step_limit, built.agent.timeout_s) == (6, 50)
+
+
+def test_a_config_that_extends_itself_is_refused(tmp_path: Path):
+    path = tmp_path / "loop.yaml"
+    path.write_text(f"extends: {path}\n")
+    with pytest.raises(errors.ConfigError, match="extends itself"):
+        settings.load(str(path), environ=EMPTY)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "agent: 5\n", "agent: {step_limit: [\n"])
+def test_a_config_that_is_not_a_mapping_of_sections_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(errors.ConfigError, match=r"odd\.yaml"):
+        settings.load(str(path), environ=EMPTY)
+
+
+@pytest.mark.parametrize("name", settings.config_names())
+def test_every_shipped_config_loads(name: str):
+    assert settings.load(name, environ=EMPTY).agent.step_limit >= 1
+
+
+def test_the_digest_follows_every_effective_setting():
+    one = settings.load("train", environ=EMPTY)
+    two = settings.load("train", arguments={"agent.step_limit": 99}, environ=EMPTY)
+    assert one.sha256 == settings.load("train", environ=EMPTY).sha256 != two.sha256
+
+
+def test_the_database_url_follows_argument_then_variable_then_log_dir():
+    variables = {"ROLLOUTS_DATABASE_URL": "sqlite:///v.db", "LOG_DIR": "/tmp/l"}
+    assert settings.database_url("sqlite:///a.db", variables) == "sqlite:///a.db"
+    assert settings.database_url(None, variables) == "sqlite:///v.db"
+    assert settings.database_url(None, {"LOG_DIR": "/tmp/l"}) == "sqlite:////tmp/l/rollouts.db"
+    assert settings.database_url(None, EMPTY) == "sqlite:///logs/rollouts.db"
+
+
+def test_a_key_never_shows_in_its_repr():
+    assert "sk-planted" not in repr(settings.secret("K", {"K": "sk-planted"}))
