@@ -12,6 +12,7 @@ from orchestrator.tasks.log_parsers import PYTEST_OPTIONS, PYTEST_V2
 
 _STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS")
 _LEADING = re.compile(rf"^({'|'.join(_STATUSES)})\s+(\S.*)$")
+_SUBTEST = re.compile(r"^SUBFAILED(?:\[.*?\]|\(.*?\)|<.*?>)*\s+(\S.*)$")
 _TRAILING = re.compile(rf"^(\S+::.*?)\s+({'|'.join(_STATUSES)})(?:\s+\[\s*\d+%\])?$")
 _SUMMARY = re.compile(r"^=+ short test summary info =+$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -38,6 +39,8 @@ def parse_pytest_log(text: str, flavour: str = "pytest") -> dict[str, str]:
 def _read_line(line: str, flavour: str) -> tuple[str, str] | None:
     if match := _LEADING.match(line):
         status, rest = match.groups()
+    elif match := _SUBTEST.match(line):
+        status, rest = "FAILED", match[1]  # pytest prints its test as passed besides
     elif flavour == PYTEST_V2 and (match := _TRAILING.match(line)):
         rest, status = match.groups()
     else:
