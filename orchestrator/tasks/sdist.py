@@ -39,7 +39,7 @@ _BACKENDS = (
     "pdm/backend/__init__.py",
 )  # fmt: skip
 _BACKEND = """\
-import email.parser, pathlib, sys
+import email.parser, pathlib, re, sys
 
 __legacy__ = sys.modules[__name__]
 
@@ -51,7 +51,8 @@ def get_requires_for_build_wheel(config_settings=None):
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     text = pathlib.Path("PKG-INFO").read_bytes()
     fields = email.parser.BytesHeaderParser().parsebytes(text)
-    folder = pathlib.Path(metadata_directory, "{}-{}.dist-info".format(fields["Name"], fields["Version"]))
+    parts = [re.sub("[-_.]+", "_", fields["Name"]), fields["Version"].replace("-", "_")]
+    folder = pathlib.Path(metadata_directory, "-".join(parts) + ".dist-info")
     folder.mkdir()
     (folder / "METADATA").write_bytes(text)
     return folder.name
