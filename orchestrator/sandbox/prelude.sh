@@ -20,7 +20,7 @@ own_git() { # own_git WORKTREE ARGUMENTS...: git with our repository and our rul
   shift
   git --git-dir="$P/snapshot.git" --work-tree="$tree" -c core.bare=false -c core.hooksPath=/dev/null \
     -c core.fsmonitor=false -c core.autocrlf=false -c core.excludesFile=/dev/null -c core.attributesFile=/dev/null \
-    -c core.untrackedCache=false -c core.fileMode=true -c core.symlinks=true "$@"
+    -c core.untrackedCache=false -c core.looseCompression=0 -c core.fileMode=true -c core.symlinks=true "$@"
 }
 
 snap() { own_git "$W" "$@"; }
