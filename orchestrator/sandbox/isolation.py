@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MARKER = "AREAL_SWEAGENT_SANDBOX"
 """Environment variable that names the sandbox folder in every process that holds a sandbox up."""
+TREE_MARKER = "AREAL_SWEAGENT_TREE"
+"""Tells the process trees of one sandbox apart where no PID namespace does."""
 
 HOME = "/home/agent"
 PRIVATE = "/private"
@@ -158,7 +160,7 @@ def launch_argv(
         case Isolation.UNSHARE:
             return _unshare(view, mounts, env, info_fd, argv)
         case Isolation.NONE:
-            pairs = [f"{k}={v}" for k, v in {**env, MARKER: str(view.folder)}.items()]
+            pairs = [f"{name}={value}" for name, value in env.items()]
             return ["setpriv", "--pdeathsig", "KILL", "env", "-i", *pairs, *argv]
         case Isolation.REMOTE:
             raise ValueError("a remote sandbox has no local command line")

@@ -20,8 +20,7 @@ from orchestrator import errors
 from orchestrator.sandbox import cgroups, isolation, python_env, workspace
 from orchestrator.sandbox.base import NON_INTERACTIVE_ENV, Instance, Isolation
 from orchestrator.sandbox.isolation import Mount, View
-from orchestrator.sandbox.local_sandbox import META, LocalSandbox
-from orchestrator.sandbox.process_tree import kill_marked
+from orchestrator.sandbox.local_sandbox import META, LocalSandbox, sandbox_mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -248,8 +247,7 @@ class LocalProvider:
 
     def _remove(self, key: str, folder: Path) -> str:
         """Blocking: end the processes, then delete the folder, then look again."""
-        without_namespace = not _is_isolated(folder)
-        killed = kill_marked(folder, standing=without_namespace)
+        killed = sandbox_mark(folder, _kept_isolation(folder)).kill_all()
         cgroups.remove_groups(self._hierarchies, key)
         _delete(folder)
         if os.path.lexists(folder):
@@ -274,11 +272,11 @@ def _write_meta(folder: Path, text: str) -> None:
     temporary.replace(folder / META)
 
 
-def _is_isolated(folder: Path) -> bool:
+def _kept_isolation(folder: Path) -> Isolation | None:
     try:
-        return str(json.loads((folder / META).read_text())["isolation"]) != Isolation.NONE
+        return Isolation(json.loads((folder / META).read_text())["isolation"])
     except (OSError, ValueError, KeyError):
-        return False
+        return None
 
 
 def _delete(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 from orchestrator import errors
 from orchestrator.sandbox.base import CommandResult, Isolation
 from orchestrator.sandbox.confined_files import ConfinedFiles
-from orchestrator.sandbox.isolation import Mount, launch_argv, private_mount
+from orchestrator.sandbox.isolation import MARKER, TREE_MARKER, Mount, launch_argv, private_mount
 from orchestrator.sandbox.output_capture import OutputCapture
-from orchestrator.sandbox.process_tree import ProcessTree, kill_marked
+from orchestrator.sandbox.process_tree import Mark, ProcessTree
 from orchestrator.sandbox.session import open_session
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 META = "sandbox.json"
 """Written last: a folder without it is not a sandbox yet, or no more."""
 _ENTER = 'printf + >&$1; eval "exec $1>&-"; cd -- "$2" || exit 1; shift 2; exec "$@"'
+
+
+def sandbox_mark(folder: Path, isolation: Isolation | None) -> Mark:
+    """Return what the processes of a sandbox are known by; `isolation` is None when nobody knows any more."""
+    loose = isolation in {Isolation.NONE, None}
+    return Mark(entry=f"{MARKER}={folder}", folder=folder if loose else None)
 
 
 class LocalSandbox:
@@ -128,8 +135,7 @@ class LocalSandbox:
     async def stop(self) -> None:
         """See `base.Sandbox.stop`."""
         await self.detach()
-        standing = self.isolation is Isolation.NONE
-        await asyncio.to_thread(kill_marked, self._view.folder, standing=standing)
+        await asyncio.to_thread(sandbox_mark(self._view.folder, self.isolation).kill_all)
 
     async def alive(self) -> bool:
         """See `base.Sandbox.alive`."""
@@ -175,16 +181,20 @@ class LocalSandbox:
         private: bool,
     ) -> ProcessTree:
         info_r, info_w = os.pipe()
-        isolated = self.isolation is not Isolation.NONE
+        mark = None
+        if self.isolation is Isolation.NONE:
+            tree_id = secrets.token_hex(8)
+            mark = Mark(entry=f"{TREE_MARKER}={tree_id}")
+            env = {**env, MARKER: str(self._view.folder), TREE_MARKER: tree_id}
         try:
             command = launch_argv(self._view, argv, env=env, info_fd=info_w, private=private)
             return ProcessTree.launch(
                 ["/bin/bash", "-c", self._launcher, "launch", *command],
                 output_fd=output_fd,
-                pass_fds=[*pass_fds, info_w] if isolated else pass_fds,
+                pass_fds=[*pass_fds, info_w] if mark is None else pass_fds,
                 info_fd=info_r,
                 folder=self._view.folder,
-                isolated=isolated,
+                mark=mark,
             )
         except OSError as error:
             os.close(info_r)

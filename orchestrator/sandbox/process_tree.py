@@ -13,13 +13,14 @@ import os
 import select
 import signal
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.sandbox.isolation import MARKER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _SIGNAL_BASE = 128
 _INFO_TIMEOUT_S = 2.0
@@ -87,9 +88,9 @@ async def _read_info(fd: int) -> int | None:
 class ProcessTree:
     """A started tree. Whoever starts one awaits `kill`: afterwards no process of it is left."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path | None, info_fd: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], mark: Mark | None, info_fd: int) -> None:
         self._process = process
-        self._folder = folder
+        self._mark = mark
         """Set only without a PID namespace: children are then found by their marker."""
         self._outer = _Ending(os.pidfd_open(process.pid))
         self._init: _Ending | None = None
@@ -105,7 +106,7 @@ class ProcessTree:
         pass_fds: Sequence[int],
         info_fd: int,
         folder: Path,
-        isolated: bool,
+        mark: Mark | None,
     ) -> ProcessTree:
         """Start `argv`; its standard output and error go to `output_fd`, its input is empty.
 
@@ -118,13 +119,13 @@ class ProcessTree:
             stderr=output_fd,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
-            cwd="/",
+            cwd="/" if mark is None else folder / "work",
             env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C", MARKER: str(folder)},
         )
-        return cls(process, None if isolated else folder, info_fd)
+        return cls(process, mark, info_fd)
 
     async def _find_init(self, info_fd: int) -> None:
-        if self._folder is not None:
+        if self._mark is not None:
             os.close(info_fd)
             return
         pid = await _read_info(info_fd)
@@ -162,8 +163,8 @@ class ProcessTree:
             self._init.kill()
             await self._init.wait()
             self._init.close()
-        if self._folder is not None:
-            await asyncio.to_thread(kill_marked, self._folder, standing=True)
+        if self._mark is not None:
+            await asyncio.to_thread(self._mark.kill_all)
         self._outer.close()
         self._code = self._reap()
 
@@ -172,58 +173,54 @@ class ProcessTree:
         return code if code >= 0 else _SIGNAL_BASE - code
 
 
-def _marked(folder: Path, *, standing: bool) -> Iterator[int]:
-    for proc in Path("/proc").iterdir():
-        if (
-            proc.name.isdigit()
-            and int(proc.name) != os.getpid()
-            and is_marked(proc, folder, standing=standing)
-        ):
-            yield int(proc.name)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """How processes are recognised that no PID namespace holds together."""
 
+    entry: str
+    """`NAME=value` in the environment they were started with."""
+    folder: Path | None = None
+    """A process without a terminal that stands in this folder counts as well: it may have dropped the marker.
+    A person's shell has a terminal and is spared."""
 
-def is_marked(proc: Path, folder: Path, *, standing: bool) -> bool:
-    """Say whether the process behind `/proc/PID` belongs to the sandbox in `folder`.
+    def fits(self, pid: int) -> bool:
+        """Say whether the process carries the mark."""
+        proc = Path("/proc") / str(pid)
+        with contextlib.suppress(OSError):
+            if self.entry.encode() in (proc / "environ").read_bytes().split(b"\0"):
+                return True
+            if self.folder is not None and (proc / "cwd").readlink().is_relative_to(self.folder):
+                after_name = (proc / "stat").read_bytes().rpartition(b")")[2].split()
+                return after_name[_TTY_FIELD] == b"0"
+        return False
 
-    With `standing`, a process without a terminal whose current directory lies there counts as well: it may have
-    dropped the marker. A person's shell has a terminal and is spared.
-    """
-    with contextlib.suppress(OSError):
-        if f"{MARKER}={folder}".encode() in (proc / "environ").read_bytes().split(b"\0"):
-            return True
-        if standing and (proc / "cwd").readlink().is_relative_to(folder):
-            after_name = (proc / "stat").read_bytes().rpartition(b")")[2].split()
-            return after_name[_TTY_FIELD] == b"0"
-    return False
+    def kill_all(self) -> int:
+        """Kill every process that carries the mark, repeating until a look finds none; return how many. Blocking.
 
+        Only processes that this user may read are found: those of the same user, or all for root. Raises
+        `TimeoutError` when they multiply faster than they die.
+        """
+        killed = 0
+        for _ in range(_KILL_ROUNDS):
+            pids = [int(proc.name) for proc in Path("/proc").iterdir() if proc.name.isdigit()]
+            found = [pid for pid in pids if pid != os.getpid() and self.fits(pid)]
+            if not found:
+                return killed
+            killed += sum(self._kill(pid) for pid in found)
+        raise TimeoutError(f"processes with {self.entry} keep coming back")
 
-def kill_marked(folder: Path, *, standing: bool) -> int:
-    """Kill every process of the sandbox in `folder`, repeating until a look finds none; return how many.
-
-    Blocking. Only processes that this user may read are found: those of the same user, or all for root.
-    Raises `TimeoutError` when they multiply faster than they die.
-    """
-    killed = 0
-    for _ in range(_KILL_ROUNDS):
-        found = list(_marked(folder, standing=standing))
-        if not found:
-            return killed
-        killed += sum(_kill_one(pid, folder, standing=standing) for pid in found)
-    raise TimeoutError(f"processes of the sandbox in {folder} keep coming back")
-
-
-def _kill_one(pid: int, folder: Path, *, standing: bool) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            if not is_marked(Path("/proc") / str(pid), folder, standing=standing):
-                return False
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            _wait_pidfd(pidfd)
-            return True
-        finally:
-            os.close(pidfd)
-    return False
+    def _kill(self, pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if not self.fits(pid):
+                    return False
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                _wait_pidfd(pidfd)
+                return True
+            finally:
+                os.close(pidfd)
+        return False
 
 
 def _wait_pidfd(pidfd: int, timeout_ms: int = 5000) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Starter = Callable[[Sequence[str], int, Sequence[int]], "ProcessTree"]
 
 _USAGE_STATUS = 2
+_CORRUPTING = b"unexpected EOF while looking for matching `)'"
+"""Bash 5.2 corrupts its heap when `eval` meets an open `$(`, and dies within the next command: better end it now."""
 
 
 def quote(text: str) -> str:
@@ -75,7 +77,10 @@ class BashSession:
             await self.end()
             return _result(self._tree.exit_code, *self._capture.take(), started, timed_out=False)
         status = int(self._status.split(b"\n")[answers + 1])
-        return _result(status, *self._capture.take(), started, timed_out=False)
+        result = _result(status, *self._capture.take(), started, timed_out=False)
+        if status == _USAGE_STATUS and _CORRUPTING in result.output:
+            await self.end()
+        return result
 
     async def end(self) -> None:
         """Kill every process of the session and wait until they are gone; output stays readable."""
