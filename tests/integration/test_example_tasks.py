@@ -53,7 +53,7 @@ def tasks(cache_dir):
     return {task.instance_id: task for task in loaded.tasks}
 
 
-def unpacked(task, folder):
+def unpacked(task, folder: Path) -> Path:
     source = task.repo_source
     if source.kind == "archive":
         with tarfile.open(source.path) as tar:
@@ -63,7 +63,7 @@ def unpacked(task, folder):
     return folder
 
 
-def run_tests(task, repo, out):
+def run_tests(task, repo, out) -> dict[str, bool]:
     """Run the strict command and return test id -> passed."""
     # This interpreter may know a fixed pathspec; pytest puts the repository before it, and the failing tests show so.
     report = out / "junit.xml"
@@ -84,7 +84,7 @@ def run_tests(task, repo, out):
     return found
 
 
-def apply(patch, repo):
+def apply(patch, repo) -> None:
     subprocess.run(
         ["git", "apply", "-"],
         cwd=repo,

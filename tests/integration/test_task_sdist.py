@@ -74,7 +74,7 @@ def seeded(block, index, tmp_path):
     return block
 
 
-def derive(block, tmp_path, **changes):
+def derive(block, tmp_path, **changes) -> sdist.Derived:
     return sdist.derive(
         sdist.parse_source(block | changes),
         instance_id="demo-1.1",

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import venv
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ ADDED = "diff --git a/{0} b/{0}\nnew file mode 100644\n--- /dev/null\n+++ b/{0}\
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def classic(repo: str, version: str, test_patch: str) -> dict:
+def classic(repo: str, version: str, test_patch: str) -> dict[str, Any]:
     return {
         "instance_id": repo.replace("/", "__") + "-1",
         "repo": repo,
@@ -81,15 +82,18 @@ def test_the_package_is_never_imported_here():
 
 
 @pytest.fixture(scope="session")
-def swebench_python(tmp_path_factory):
-    """An environment of its own with the real package."""
-    folder = tmp_path_factory.mktemp("swebench") / "env"
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
+def swebench_python(pytestconfig):
+    """An environment of its own with the real package, made once and kept in pytest's cache folder."""
+    folder = pytestconfig.cache.mkdir("swebench") / "env"
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if complete.exists():
+        return python
+    venv.create(folder, with_pip=True, clear=True)
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "swebench>=4,<5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"swebench cannot be installed: {done.stderr[-300:]}")
+    complete.touch()
     return python
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,12 +18,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DIFF = ROWS[0]["test_patch"]
 
 
-def row(marker: str) -> dict:
+def row(marker: str) -> dict[str, Any]:
     """The data file's row whose text contains the marker."""
     return next(dict(r) for r in ROWS if marker in json.dumps(r))
 
 
-def task_of(record: dict, **options) -> Task:
+def task_of(record: dict[str, Any], **options) -> Task:
     return normalise(record, base_dir=Path("/nowhere"), **options)
 
 
@@ -165,7 +166,7 @@ def test_image_names_follow_a_template_of_the_caller():
     assert task_of(row("owner__classic-1"), images=images).image == "mirror.example/owner_1776_classic-1"
 
 
-SPELLINGS = {
+SPELLINGS: dict[str, dict[str, Any]] = {
     "list": {"FAIL_TO_PASS": ["a.py::x", "a.py::y[it's]"]},
     "json-text": {"FAIL_TO_PASS": '["a.py::x", "a.py::y[it\'s]"]'},
     "python-literal": {"FAIL_TO_PASS": "['a.py::x', \"a.py::y[it's]\"]"},
@@ -177,7 +178,7 @@ SPELLINGS = {
 
 
 def test_every_spelling_of_a_list_gives_the_same_task_and_digest():
-    base = {"instance_id": "a", "problem_statement": "b", "repo": "o/r"}
+    base: dict[str, Any] = {"instance_id": "a", "problem_statement": "b", "repo": "o/r"}
     tasks = [task_of(base | spelling) for spelling in SPELLINGS.values()]
     assert tasks[0].fail_to_pass == ("a.py::x", "a.py::y[it's]")
     assert all(task == tasks[0] for task in tasks)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from orchestrator.tasks.source import Loaded, load_tasks
 DATA = Path(__file__).parent.parent / "data" / "tasks" / "dialects.jsonl"
 
 
-def areal(instance_id: str, **changes) -> dict:
+def areal(instance_id: str, **changes) -> dict[str, Any]:
     return {"instance_id": instance_id, "problem_statement": "p", "eval_script": "exit 0"} | changes
 
 

@@ -5,12 +5,16 @@ import os
 import sys
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator import errors
 from orchestrator.tasks.folder import check_task_folder, read_task_folder
 from orchestrator.tasks.snapshot import commit_of
+
+if TYPE_CHECKING:
+    from orchestrator.tasks.record import Task
 
 DIFF = b"diff --git a/t.py b/t.py\n--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-old\r\n+new \xff\n"
 
@@ -30,11 +34,11 @@ def folder(tmp_path):
     return path
 
 
-def read(folder):
+def read(folder: Path) -> Task:
     return read_task_folder(folder, cache_dir=folder.parent / "cache", python=Path(sys.executable))
 
 
-def reasons(folder):
+def reasons(folder: Path) -> list[str]:
     return check_task_folder(folder, cache_dir=folder.parent / "cache", python=Path(sys.executable))
 
 
@@ -93,7 +97,7 @@ BROKEN = {
     "no task.yaml": (lambda folder: (folder / "task.yaml").unlink(), "there is no task.yaml"),
     "task.yaml is a list": (put("task.yaml", b"- a\n"), "holds a list"),
     "task.yaml is broken": (put("task.yaml", b"a: [\n"), "no valid YAML in line 2"),
-    "task.yaml is nested without end": (put("task.yaml", b"[" * 3_000), "task.yaml"),
+    "task.yaml is nested without end": (put("task.yaml", b"[" * 1_500), "task.yaml"),
     "task.yaml is not UTF-8": (put("task.yaml", b"a: \xff\n"), "not UTF-8"),
     "task.yaml makes objects": (
         put("task.yaml", b"a: !!python/object/apply:os.getcwd []\n"),

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.tasks.patches import patch_paths, reverse_patch
 from orchestrator.tasks.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def repository(tmp_path):
     return Snapshot(tree, tmp_path / "git")
 
 
-def change_everything(tree):
+def change_everything(tree: Path) -> None:
     lines = (tree / "pkg" / "a.py").read_text().splitlines(keepends=True)
     lines[3:5] = ["changed\n"]
     lines.insert(20, "added\n")
@@ -37,7 +41,7 @@ def change_everything(tree):
     (tree / "ümlaut.txt").write_text("b\n")
 
 
-def content(tree):
+def content(tree: Path) -> dict[str, tuple[bytes, int]]:
     return {
         str(path.relative_to(tree)): (path.read_bytes(), path.stat().st_mode & 0o100)
         for path in tree.rglob("*")
@@ -45,7 +49,7 @@ def content(tree):
     }
 
 
-def apply(tree, patch):
+def apply(tree: Path, patch: bytes) -> None:
     subprocess.run(
         ["git", "apply", "-"], cwd=tree, input=patch, check=True, env={"GIT_CEILING_DIRECTORIES": "/"}
     )

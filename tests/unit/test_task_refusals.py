@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ DIFF = "diff --git a/t.py b/t.py\n--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-old\n+ne
 MARKED = ": '>>>>> Start Test Output'\npytest\n: '>>>>> End Test Output'\n"
 
 
-def record(**changes) -> dict:
+def record(**changes) -> dict[str, Any]:
     base = {
         "instance_id": "owner__repo-1",
         "repo": "owner/repo",
@@ -24,7 +25,7 @@ def record(**changes) -> dict:
     return {key: value for key, value in (base | changes).items() if value != "ABSENT"}
 
 
-def r2e(**changes) -> dict:
+def r2e(**changes) -> dict[str, Any]:
     return {
         "repo_name": "r",
         "commit_hash": "0" * 40,
@@ -33,7 +34,7 @@ def r2e(**changes) -> dict:
     } | changes
 
 
-def areal(**changes) -> dict:
+def areal(**changes) -> dict[str, Any]:
     return {"instance_id": "a", "problem_statement": "p", "eval_script": "exit 0"} | changes
 
 
