@@ -1,0 +1,1 @@
+"""Upkeep that AReaL starts by name: `python -m aweagent.maintenance.NAME`."""

@@ -1,0 +1,182 @@
+"""One run from loaded settings to a summary: look at everything first, submit in one go, work, sum up."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator import assembly, errors, rollout
+from orchestrator.agents.registry import AGENT_NAMES
+from orchestrator.cli import endpoints, naming, preparation, render, summary
+from orchestrator.cli.batch import Batch
+from orchestrator.cli.console import say
+from orchestrator.cli.progress import Progress
+from orchestrator.rollout import Request
+from orchestrator.sandbox import registry
+from orchestrator.states import TERMINAL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from orchestrator.assembly import Worker
+    from orchestrator.settings import Settings
+    from orchestrator.tasks.record import Task
+    from store.history import Record
+    from store.rollouts import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What a person asked for."""
+
+    tasks: Path
+    settings: Settings
+    config: str
+    samples: int
+    concurrency: int
+    run: str | None
+    """The explicit name of the run."""
+    database: str
+    replay: Path | None = None
+    """Recorded turns instead of a model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How the run ended."""
+
+    interrupted: bool
+    all_well: bool
+    """Every rollout has a reward and no record was refused."""
+
+
+def check_names(agent: str | None, sandbox: str | None) -> None:
+    """Raise `errors.ConfigError` for a kind of agent or sandbox that nobody knows."""
+    for what, name, known in (("agent", agent, AGENT_NAMES), ("sandbox", sandbox, registry.PROVIDER_NAMES)):
+        if name is not None and name not in known:
+            raise errors.ConfigError(
+                f"there is no {what} called {name!r}", hint=f"choose one of: {', '.join(known)}"
+            )
+
+
+async def conduct(order: Order) -> Result:
+    """Carry the order out.
+
+    Raises `errors.UsageError` before anything is submitted, or a `store.errors.StoreError`.
+    """
+    if order.replay is None:
+        endpoints.check_named(order.settings)
+    loaded = await preparation.load(order.tasks)
+    if not loaded.tasks:
+        raise errors.TaskFileError(f"no task of {order.tasks} can be run", hint="the refusals above say why")
+    tasks = _without_repeats(loaded.tasks)
+    async with assembly.working(order.database) as worker:
+        store = worker.store
+        run_id = await _run_name(order, store)
+        requests = [
+            Request(task=task, settings=order.settings, run_id=run_id, sample=sample)
+            for task in tasks
+            for sample in range(order.samples)
+        ]
+        ids = await _answered(order, store, requests)
+        interrupted = False
+        if ids is None:
+            ids, interrupted = await _work(order, worker, run_id, tasks, requests)
+        else:
+            say(f"run {run_id} is finished; answering from the store")
+        rows = await _rows(store, run_id, ids)
+    render.emit(summary.by_instance(rows), summary.COLUMNS, render.form_of(as_json=False, as_csv=False))
+    missing = sum(summary.has_no_reward(row) for row in rows)
+    if missing:
+        say(f"{missing} without a reward (failed or masked): rollouts list --run {run_id}")
+    if loaded.refused:
+        say(f"{len(loaded.refused)} task records were refused, see above")
+    return Result(interrupted=interrupted, all_well=not missing and not loaded.refused)
+
+
+async def _work(
+    order: Order, worker: Worker, run_id: str, tasks: Sequence[Task], requests: Sequence[Request]
+) -> tuple[list[str], bool]:
+    """Look at sandboxes and model, submit, walk; return the ids and whether somebody said stop."""
+    async with AsyncExitStack() as stack:
+        provider = await preparation.open_provider(order.settings)
+        stack.push_async_callback(provider.close)
+        endpoint_of = await stack.enter_async_context(
+            endpoints.opened(order.settings, order.replay, tasks, order.samples)
+        )
+        progress = Progress(run_id)
+        runtime = worker.runtime(provider, endpoint_of, on_move=progress.moved)
+        submitted = await rollout.submit(runtime, requests)
+        ids = [*dict.fromkeys(rollout_id for rollout_id, _ in submitted)]
+        ids += await _others(worker.store, run_id, ids, order.settings)
+        rows = await _rows(worker.store, run_id, ids)
+        progress.know({row["id"]: row["state"] for row in rows})
+        left = [row["id"] for row in reversed(rows) if row["state"] not in TERMINAL]
+        say(f"run {run_id}: {len(ids)} rollouts, {len(left)} to do, {order.concurrency} at a time")
+        batch = Batch(runtime, run_id, left, concurrency=order.concurrency, progress=progress)
+        async with progress:
+            await batch.work()
+        if batch.interrupted:
+            say("stopped; the same command continues")
+        return ids, batch.interrupted
+
+
+async def _run_name(order: Order, store: Store) -> str:
+    if order.run is not None:
+        return order.run
+    name = naming.derived_name(order.tasks, order.settings, order.config)
+    family = await store.history.run_family(name)
+    newest = naming.newest_of(name, family)
+    states = {} if newest is None else await store.history.run_states([newest[0]])
+    chosen = naming.choose(name, family, states)
+    if chosen.notice:
+        say(chosen.notice)
+    return chosen.name
+
+
+def _without_repeats(tasks: Sequence[Task]) -> list[Task]:
+    """Drop records that are equal to an earlier one: more samples are asked for with -n."""
+    unique = {task.sha256: task for task in reversed(tasks)}
+    kept = list(reversed(unique.values()))
+    if len(kept) < len(tasks):
+        say(f"warning: {len(tasks) - len(kept)} repeated records are run once; use -n for more samples")
+    return kept
+
+
+async def _rows(store: Store, run_id: str, ids: Sequence[str]) -> list[Record]:
+    wanted = set(ids)
+    return [row for row in await store.history.overview(run_id=run_id) if row["id"] in wanted]
+
+
+async def _answered(order: Order, store: Store, requests: Sequence[Request]) -> list[str] | None:
+    """Return the ids of the order's rollouts when all are over, so that neither sandbox nor model is needed."""
+    if order.run is None:
+        return None
+    over = {
+        (row["instance_id"], row["sample"]): row["id"]
+        for row in await store.history.overview(run_id=order.run)
+        if row["state"] in TERMINAL
+    }
+    ids = []
+    for request in requests:
+        rollout_id = over.get((request.task.instance_id, request.sample))
+        row = None if rollout_id is None else await store.history.rollout(rollout_id)
+        same = (request.task.sha256, request.settings.sha256)
+        if row is None or (row["task_sha256"], row["config_sha256"]) != same:
+            return None
+        ids.append(row["id"])
+    return ids
+
+
+async def _others(store: Store, run_id: str, ids: Sequence[str], settings: Settings) -> list[str]:
+    """Return unfinished rollouts of the run that an earlier command asked for with the same settings."""
+    known = set(ids)
+    found = []
+    for seen in await store.history.overview(run_id=run_id):
+        if seen["id"] not in known and seen["state"] not in TERMINAL:
+            row = await store.history.rollout(seen["id"])
+            if row is not None and row["config_sha256"] == settings.sha256:
+                found.append(seen["id"])
+    return found

@@ -1,0 +1,124 @@
+"""How rows are shown: a table on a terminal, tab-separated lines in a pipe, JSON lines or CSV when asked for."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.console import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Form(Enum):
+    """What comes out on standard output."""
+
+    TABLE = "table"
+    LINES = "lines"
+    JSON = "json"
+    CSV = "csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; `is_time` marks epoch milliseconds, shown to people as UTC in ISO 8601."""
+
+    name: str
+    is_time: bool = False
+    title: str = ""
+
+    def text(self, value: object) -> str:
+        """Return the value as people read it."""
+        if self.is_time and isinstance(value, int):
+            return iso(value)
+        return plain(value)
+
+
+def form_of(*, as_json: bool, as_csv: bool) -> Form:
+    """Choose the form: what was asked for, else by whether a person looks."""
+    if as_json:
+        return Form.JSON
+    if as_csv:
+        return Form.CSV
+    return Form.TABLE if sys.stdout.isatty() else Form.LINES
+
+
+def iso(epoch_ms: int) -> str:
+    """Return a time as UTC in ISO 8601, to the millisecond."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def plain(value: object) -> str:
+    """Return a value as text on one line, without anything a terminal would act on."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return clean(value)
+        case bytes():
+            return value.hex()
+        case dict() | list():
+            return clean(json.dumps(value, sort_keys=True, ensure_ascii=False))
+        case _:
+            return clean(str(value))
+
+
+def emit(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], form: Form) -> None:
+    """Write rows to standard output."""
+    match form:
+        case Form.TABLE:
+            _table(rows, columns)
+        case Form.LINES:
+            for row in rows:
+                _write("\t".join(column.text(row[column.name]) for column in columns))
+        case Form.JSON:
+            for row in rows:
+                _write(json_line({column.name: row[column.name] for column in columns}))
+        case Form.CSV:
+            _csv(rows, columns)
+
+
+def json_line(value: object) -> str:
+    """Return a value as one line of JSON in ASCII, so that it is harmless on a terminal too."""
+    return json.dumps(value, default=lambda bytes_: bytes_.hex())
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([column.name for column in columns])
+    for row in rows:
+        writer.writerow([plain(row[column.name]) for column in columns])
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(Text(column.title or column.name), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(column.text(row[column.name])) for column in columns))
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+def write_raw(data: bytes) -> None:
+    """Write stored bytes: exactly as they are into a pipe or file, made harmless on a terminal."""
+    if not sys.stdout.isatty():
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    for line in data.decode("utf-8", "replace").split("\n"):
+        _write(clean(line.replace("\t", "    ")))
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

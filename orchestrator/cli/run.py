@@ -1,0 +1,73 @@
+"""`rollouts run`: tasks x samples become rollouts of one run, and this process works on them until they are over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.edge import INTERRUPTED, database_url, run_async
+from orchestrator.cli.options import AllowNoIsolation, Config, Db, Set, Tasks
+
+_REPLAY = "replay:"
+
+
+def run(
+    tasks: Tasks,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, often ending in /v1.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Model to ask for; replay:FILE plays recorded turns.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Kind of agent.")] = None,
+    sandbox: Annotated[str | None, typer.Option("--sandbox", metavar="NAME", help="Where sandboxes are made.")] = None,
+    config: Config = "train",
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts for each task.")] = 1,
+    concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=1, help="Rollouts at a time.")] = 4,
+    name: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Name of the run: attach to it; what is finished is answered."),
+    ] = None,
+    db: Db = None,
+    allow_no_isolation: AllowNoIsolation = False,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
+    ] = None,
+    changes: Set = None,
+) -> None:  # fmt: skip
+    """Run an agent on each task, grade what it did, store every step.
+
+    The same command again continues an unfinished run; when it is finished, it starts NAME.2 instead, unless --run is
+    given. Ctrl-C once lets running rollouts finish, twice stops at once; both can be continued. Exit code 1: a rollout
+    ended without a reward (failed or masked), or a task record was refused while the others ran.
+    """
+    from orchestrator.cli import conduct, endpoints, preparation
+    from orchestrator.settings import load
+
+    replay = Path(model.removeprefix(_REPLAY)) if model is not None and model.startswith(_REPLAY) else None
+    conduct.check_names(agent, sandbox)
+    arguments = {
+        **preparation.parsed_changes(changes or []),
+        "agent.type": agent,
+        "sandbox.provider": sandbox,
+        "sandbox.allow_no_isolation": allow_no_isolation or None,
+        "llm.api_key_env": api_key_env,
+        "llm.base_url": base_url,
+        "llm.model": model,
+    }
+    if replay is not None:
+        arguments |= endpoints.replay_settings(replay)
+    order = conduct.Order(
+        tasks=tasks,
+        settings=load(config, arguments=arguments),
+        config=config,
+        samples=samples,
+        concurrency=concurrency,
+        run=name,
+        database=database_url(db),
+        replay=replay,
+    )
+    result = run_async(conduct.conduct(order))
+    raise typer.Exit(INTERRUPTED if result.interrupted else int(not result.all_well))

@@ -1,0 +1,67 @@
+"""`rollouts sql`: other people's questions to the history, read-only in the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator import errors
+from orchestrator.cli import render
+from orchestrator.cli.console import say
+from orchestrator.cli.edge import history_of, run_async
+from orchestrator.cli.options import Csv, Db, Json
+
+if TYPE_CHECKING:
+    from store.history import QueryResult
+
+_SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger' ORDER BY type DESC, name"
+
+
+def sql(
+    query: Annotated[
+        str | None, typer.Argument(metavar="QUERY", help="One SELECT.", show_default=False)
+    ] = None,
+    db: Db = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows at most.")] = 1000,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds at most.")] = 30.0,
+    schema: Annotated[bool, typer.Option("--schema", help="Show tables, views and indexes instead.")] = False,
+) -> None:
+    """Ask the database; it cannot be changed this way."""
+    if (query is None) is not schema:
+        raise errors.UsageError(
+            "give either a query or --schema",
+            hint='for example: rollouts sql "select state, count(*) from rollouts group by 1"',
+        )
+    found = run_async(_ask(db, query or _SCHEMA, limit=limit, timeout_s=timeout_s))
+    if schema and not (as_json or as_csv):
+        render.write_raw("".join(f"{row[2]};\n" for row in found.rows).encode())
+        return
+    names = _unique(found.columns)
+    render.emit(
+        [dict(zip(names, row, strict=True)) for row in found.rows],
+        [render.Column(name) for name in names],
+        render.form_of(as_json=as_json, as_csv=as_csv),
+    )
+    if found.cut:
+        say(f"cut after {limit} rows; raise --limit to see more")
+
+
+async def _ask(db: str | None, query: str, *, limit: int, timeout_s: float) -> QueryResult:
+    async with history_of(db) as history:
+        return await history.sql(query, limit=limit, timeout_s=timeout_s)
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Give columns of the same name names of their own, because a row is a mapping."""
+    unique: list[str] = []
+    for name in names:
+        number = 2
+        candidate = name
+        while candidate in unique:
+            candidate = f"{name}_{number}"
+            number += 1
+        unique.append(candidate)
+    return unique

@@ -1,0 +1,157 @@
+"""The whole story of one rollout, from its rows, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import errors
+from orchestrator.cli import render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from store.history import History, Record
+
+_TABLES = ("attempts", "transitions", "sandboxes", "steps", "llm_calls", "patches", "grades", "rewards")
+_OMITTED = {"steps": ("output",)}
+"""Columns that are whole documents: the transcript has its own option."""
+
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "transitions": ("seq", "src", "trig", "dst", "at", "fence", "actor", "payload"),
+    "attempts": ("attempt_no", "worker_id", "claimed_at", "ended_at", "outcome", "error_class", "error"),
+    "sandboxes": ("key", "role", "provider", "isolation", "status", "live_at", "released_at", "proof", "last_error"),
+    "patches": ("sha256", "size", "files", "insertions", "deletions", "paths", "exit_reason", "exit_message", "notes"),
+    "grades": (
+        "grade_id", "outcome", "reward", "mask_sample", "evidence", "f2p_pass", "f2p_total", "p2p_pass", "p2p_total",
+        "exit_code", "isolation", "duration_s", "flags", "error_text",
+    ),
+    "rewards": ("grade_id", "reward", "valid", "invalid_reason", "reward_fn_version", "at"),
+}  # fmt: skip
+_ROLLOUT = (
+    "id", "run_id", "instance_id", "sample", "retry_no", "parent_id", "relation", "state", "agent_type", "attempts",
+    "lease_owner", "lease_until", "failure_class", "failure_msg", "created_at", "finished_at", "task_sha256",
+    "config_sha256",
+)  # fmt: skip
+_TIMES = {"at", "created_at", "updated_at", "finished_at", "claimed_at", "ended_at", "live_at", "released_at", "lease_until"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Story:
+    """Every row of one rollout."""
+
+    rollout: Record
+    tables: dict[str, list[Record]]
+
+
+async def read(history: History, rollout_id: str) -> Story:
+    """Read a rollout that exists."""
+    row = await history.rollout(rollout_id)
+    if row is None:
+        raise errors.UsageError(f"there is no rollout {rollout_id}", hint="see `rollouts list`")
+    tables = {}
+    for name in _TABLES:
+        rows = await history.of_rollout(name, rollout_id)
+        tables[name] = [{k: v for k, v in r.items() if k not in _OMITTED.get(name, ())} for r in rows]
+    return Story(rollout=row, tables=tables)
+
+
+async def part(history: History, rollout_id: str, name: str) -> bytes:
+    """Return the patch, the test log, or the transcript (one JSON message a line) of a rollout.
+
+    Raises `errors.UsageError` when it has none yet.
+    """
+    if name == "transcript":
+        return await _transcript(history, rollout_id)
+    table, column = {"patch": ("patches", "artifact"), "log": ("grades", "log")}[name]
+    rows = await history.of_rollout(table, rollout_id)
+    if name == "log":
+        rewards = await history.of_rollout("rewards", rollout_id)
+        rows = [g for g in rows if g["grade_id"] == rewards[0]["grade_id"]] if rewards else rows
+    if not rows:
+        raise errors.UsageError(
+            f"rollout {rollout_id} has no {name}", hint=f"see where it is: rollouts show {rollout_id}"
+        )
+    return await history.artifact(rows[-1][column])
+
+
+async def _transcript(history: History, rollout_id: str) -> bytes:
+    steps = await history.of_rollout("steps", rollout_id)
+    if not steps:
+        raise errors.UsageError(
+            f"rollout {rollout_id} has no transcript", hint=f"see where it is: rollouts show {rollout_id}"
+        )
+    last = max(step["attempt_no"] for step in steps)
+    messages = [
+        message
+        for step in steps
+        if step["attempt_no"] == last
+        for message in json.loads(step["output"])["messages"]
+    ]
+    return "".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages).encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def tell(story: Story, form: render.Form) -> None:
+    """Write the story: one JSON object, or sections; in a pipe every line begins with its section."""
+    if form is render.Form.JSON:
+        render.emit([_document(story)], [render.Column(k) for k in _document(story)], form)
+        return
+    reward = story.tables["rewards"][0] if story.tables["rewards"] else None
+    facts = [(key, story.rollout[key], key in _TIMES) for key in _ROLLOUT]
+    _pairs("rollout", [fact for fact in facts if fact[1] is not None], form)
+    for name, columns in _SECTIONS.items():
+        _rows(name, story.tables[name], columns, form)
+    _pairs("counts", _counts(story), form)
+    if reward is not None:
+        _pairs("stats", [(k, v, False) for k, v in json.loads(reward["stats"]).items()], form)
+
+
+def _document(story: Story) -> dict[str, Any]:
+    rewards = [{**r, "stats": json.loads(r["stats"])} for r in story.tables["rewards"]]
+    return {
+        **story.rollout,
+        "settings": story.rollout["input"]["settings"],
+        **story.tables,
+        "rewards": rewards,
+    }
+
+
+def _counts(story: Story) -> list[tuple[str, object, bool]]:
+    calls = story.tables["llm_calls"]
+    return [
+        ("steps", len(story.tables["steps"]), False),
+        ("llm_calls", len(calls), False),
+        ("llm_calls_without_answer", sum(call["outcome"] != "ok" for call in calls), False),
+        ("tool_calls", sum(step["tool_calls"] for step in story.tables["steps"]), False),
+    ]
+
+
+def _pairs(section: str, facts: Sequence[tuple[str, object, bool]], form: render.Form) -> None:
+    rows = [
+        {"section": section, "name": name, "value": render.Column(name, is_time=is_time).text(value)}
+        for name, value, is_time in facts
+    ]
+    if form is render.Form.TABLE:
+        columns = [render.Column("name", title=section), render.Column("value", title=" ")]
+        render.emit(rows, columns, form)
+    else:
+        render.emit(rows, [render.Column(n) for n in ("section", "name", "value")], form)
+
+
+def _rows(section: str, found: Sequence[Record], names: Sequence[str], form: render.Form) -> None:
+    if not found:
+        return
+    columns = [render.Column(name, is_time=name in _TIMES) for name in names]
+    if form is render.Form.TABLE:
+        used = [c for c in columns if any(row[c.name] not in (None, [], {}) for row in found)]
+        numbered = [{**row, "": number} for number, row in enumerate(found, 1)]
+        render.emit(numbered, [render.Column("", title=section), *used], form)
+        return
+    render.emit(
+        [{**row, "section": section} for row in found],
+        [render.Column("section"), *columns],
+        form,
+    )
