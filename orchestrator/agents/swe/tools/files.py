@@ -43,7 +43,9 @@ async def locate(sandbox: Sandbox, path: str) -> Place:
     if not path or "\0" in path:
         raise ToolError("The path is empty or holds a NUL character.")
     full = path if path.startswith("/") else f"{sandbox.workdir.rstrip('/')}/{path}"
-    look = await sandbox.run(["sh", "-c", _LOOK, "sh", sandbox.workdir, full], timeout_s=_LOOK_TIMEOUT_S)
+    look = await sandbox.run(
+        ["sh", "-c", _LOOK, "sh", sandbox.workdir, full], timeout_s=_LOOK_TIMEOUT_S, cwd="/"
+    )
     parts = look.output.decode("utf-8", errors="surrogateescape").split("\0")
     if look.exit_code != 0 or len(parts) != 4:
         shown = look.output.decode("utf-8", errors="replace").strip()[:300]
