@@ -3,9 +3,32 @@ from __future__ import annotations
 from orchestrator import errors, provenance
 from orchestrator.errors import GradeOutcome
 
-REFERENCE_KEYS = """n_steps n_llm_calls n_tool_calls n_format_errors n_cmd_timeouts n_truncated_obs prompt_tokens
-completion_tokens llm_time_s tool_time_s env_create_s grade_s total_s patch_bytes patch_files patch_empty resolved
-f2p_pass f2p_total p2p_pass p2p_total exit_reason grade_outcome mask_sample""".split()
+REFERENCE_KEYS = [
+    "n_steps",
+    "n_llm_calls",
+    "n_tool_calls",
+    "n_format_errors",
+    "n_cmd_timeouts",
+    "n_truncated_obs",
+    "prompt_tokens",
+    "completion_tokens",
+    "llm_time_s",
+    "tool_time_s",
+    "env_create_s",
+    "grade_s",
+    "total_s",
+    "patch_bytes",
+    "patch_files",
+    "patch_empty",
+    "resolved",
+    "f2p_pass",
+    "f2p_total",
+    "p2p_pass",
+    "p2p_total",
+    "exit_reason",
+    "grade_outcome",
+    "mask_sample",
+]
 
 
 def facts() -> provenance.Facts:
