@@ -17,7 +17,7 @@ from orchestrator.testing.replay import parse_replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.agents.base import AgentExit, Recorder, Step
+    from orchestrator.agents.base import AgentExit, Step
     from orchestrator.sandbox.base import Sandbox
     from orchestrator.testing.replay import Script
 
@@ -46,7 +46,7 @@ class TryOut:
     llm: LlmSettings = field(default_factory=LlmSettings)
     api_key: str = "key-of-this-rollout"
     problem_statement: str = "It does not work."
-    recorder: Recorder = field(default_factory=MemoryRecorder)
+    recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
     history: Sequence[Step] = ()
     monotonic: Callable[[], float] = time.monotonic
     pauses: list[float] = field(default_factory=list)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.agents.base import Step
+from orchestrator.agents.base import AgentExit, Step
 from orchestrator.agents.swe.conversation import request_digest
 from orchestrator.errors import ExitReason
-from orchestrator.settings import AgentSettings
+from orchestrator.settings import AgentSettings, ToolName
 from orchestrator.testing.model_server import ScriptedModel
+from orchestrator.testing.recorder import MemoryRecorder
 from orchestrator.testing.sandbox import FakeSandbox
 from orchestrator.testing.tryout import INSTANCE, TryOut, calling, script
 
-TOOLS = ("bash", "search_replace", "submit")
+TOOLS: tuple[ToolName, ...] = ("bash", "search_replace", "submit")
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def tryout(tmp_path):
     return TryOut(sandbox=FakeSandbox(tmp_path))
 
 
-async def play(tryout, *turns):
+async def play(tryout: TryOut, *turns: dict[str, Any]) -> tuple[AgentExit, ScriptedModel]:
     """Run the agent on these turns; no run of this module may break a rule of the endpoint."""
     async with ScriptedModel(script(*turns)) as server:
         over = await tryout.run(server.base_url(INSTANCE))
@@ -31,7 +33,7 @@ async def play(tryout, *turns):
     return over, server
 
 
-def answers(step):
+def answers(step: Step) -> list[str]:
     return [message["content"] for message in step.messages if message["role"] == "tool"]
 
 
@@ -79,7 +81,7 @@ async def test_steps_hold_only_new_messages_and_their_digests_form_a_chain(tryou
 async def test_a_step_is_durable_before_the_next_request_goes_out(tryout):
     seen = []
 
-    class Slow:
+    class Slow(MemoryRecorder):
         async def record(self, step):
             seen.append((step.name, len(server.requests)))
 
@@ -282,7 +284,7 @@ async def test_the_time_of_an_earlier_worker_counts(tryout):
     assert server.requests == []
 
 
-def as_stored(step):
+def as_stored(step: Step) -> Step:
     """The step after a round trip through JSON, as a store would hand it back."""
     return Step(
         name=step.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +17,9 @@ from orchestrator.tasks.record import DatasetKind, RepoSource, Task
 from orchestrator.testing.model_server import ScriptedModel
 from orchestrator.testing.replay import load_replay
 from orchestrator.testing.tryout import INSTANCE, TryOut, calling, script
+
+if TYPE_CHECKING:
+    from orchestrator.agents.base import AgentExit
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OFFLINE = "offline__wordcount-1"
@@ -49,14 +53,14 @@ async def tryout(tmp_path):
     await provider.close()
 
 
-async def play(tryout, *turns):
+async def play(tryout: TryOut, *turns: dict[str, Any]) -> AgentExit:
     async with ScriptedModel(script(*turns)) as server:
         over = await tryout.run(server.base_url(INSTANCE))
     assert server.violations == []
     return over
 
 
-def answers(tryout):
+def answers(tryout: TryOut) -> list[str]:
     return [message["content"] for message in tryout.recorder.messages if message["role"] == "tool"]
 
 

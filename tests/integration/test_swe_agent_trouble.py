@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,8 +15,12 @@ from orchestrator.errors import ExitReason
 from orchestrator.settings import AgentSettings, LlmSettings
 from orchestrator.testing.loopback import LoopbackServer, Response
 from orchestrator.testing.model_server import ScriptedModel
+from orchestrator.testing.recorder import MemoryRecorder
 from orchestrator.testing.sandbox import FakeSandbox
 from orchestrator.testing.tryout import INSTANCE, TryOut, calling, script
+
+if TYPE_CHECKING:
+    from orchestrator.agents.base import AgentExit
 
 OVERFLOW = '{"detail": "len of prompt tokens 441 exceeds max_total_tokens 200"}'
 
@@ -25,23 +30,25 @@ def tryout(tmp_path):
     return TryOut(sandbox=FakeSandbox(tmp_path))
 
 
-def faulty(**fault):
+def faulty(**fault: Any) -> dict[str, Any]:
     return {"fault": fault, **calling("submit")}
 
 
-async def play(tryout, *turns):
+async def play(tryout: TryOut, *turns: dict[str, Any]) -> tuple[AgentExit, ScriptedModel]:
     async with ScriptedModel(script(*turns)) as server:
         return await tryout.run(server.base_url(INSTANCE)), server
 
 
-async def fail(tryout, kind, *turns):
+async def fail(
+    tryout: TryOut, kind: type[errors.Failure], *turns: dict[str, Any]
+) -> tuple[errors.Failure, ScriptedModel]:
     async with ScriptedModel(script(*turns)) as server:
         with pytest.raises(kind) as caught:
             await tryout.run(server.base_url(INSTANCE))
     return caught.value, server
 
 
-def outcomes(tryout):
+def outcomes(tryout: TryOut) -> list[str]:
     return [call.outcome for step in tryout.recorder.steps for call in step.calls]
 
 
@@ -185,7 +192,7 @@ async def test_a_command_is_cut_when_the_time_is_up(tryout):
 async def test_wall_time_is_measured_on_the_given_clock(tryout):
     now = [0.0]
 
-    class Ticking:
+    class Ticking(MemoryRecorder):
         async def record(self, step):
             now[0] += 700
 

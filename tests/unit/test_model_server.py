@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
+from typing import Any
 
 import httpx
 import pytest
@@ -39,11 +40,11 @@ async def client():
 START = [{"role": "user", "content": "go"}]
 
 
-async def ask(client, base_url, messages):
+async def ask(client: httpx.AsyncClient, base_url: str, messages: list[dict[str, Any]]) -> httpx.Response:
     return await client.post(f"{base_url}/chat/completions", json={"model": "m", "messages": messages})
 
 
-def message_of(response):
+def message_of(response: httpx.Response) -> dict[str, Any]:
     message = response.json()["choices"][0]["message"]
     return {key: value for key, value in message.items() if value is not None}
 
@@ -190,6 +191,7 @@ def test_a_replay_file_is_read(tmp_path):
         """)
     )
     scenario = load_replay(path).scenario("some__task-1", 7)
+    assert scenario is not None
     assert scenario.name == "solves"
     assert [turn.tool_calls[0].name for turn in scenario.turns] == ["bash", "submit"]
     assert load_replay(path).scenario("other", 0) is None
