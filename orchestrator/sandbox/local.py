@@ -55,6 +55,8 @@ class LocalProvider:
         self._isolation: Isolation | None = None
         self._python: TaskPython | None = None
         self._hierarchies: tuple[cgroups.Hierarchy, ...] = ()
+        self._held: dict[str, list[LocalSandbox]] = {}
+        """Sandboxes of this process, so that releasing one also lets go of its shell."""
 
     async def preflight(self) -> Isolation:
         """Find the strongest mechanism that really runs a program here; the answer is kept.
@@ -106,6 +108,7 @@ class LocalProvider:
     async def release(self, key: str) -> str:
         """See `base.SandboxProvider.release`."""
         folder = self._folder(key)
+        await self._let_go(key)
         try:
             if not self._hierarchies:
                 self._hierarchies = await asyncio.to_thread(cgroups.find_hierarchies)
@@ -123,7 +126,13 @@ class LocalProvider:
         return [Instance(key=name, provider_id=str(self._root / name)) for name in found]
 
     async def close(self) -> None:
-        """Nothing is held between calls."""
+        """See `base.SandboxProvider.close`."""
+        for key in list(self._held):
+            await self._let_go(key)
+
+    async def _let_go(self, key: str) -> None:
+        for sandbox in self._held.pop(key, []):
+            await sandbox.detach()
 
     def _folder(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -202,13 +211,15 @@ class LocalProvider:
         files = await asyncio.to_thread(cgroups.make_groups, self._hierarchies, spec.key, spec.limits)
         counted = any("pids" in h.controllers for h in self._hierarchies)
         cap = None if counted else spec.limits.processes
-        return LocalSandbox(
+        sandbox = LocalSandbox(
             spec.key,
             str(folder),
             self._view(folder, spec.task.workdir, kept, network=spec.network),
             limit_script=isolation.limit_commands(spec.limits, cap_processes=cap),
             cgroup_files=files,
         )
+        self._held.setdefault(spec.key, []).append(sandbox)
+        return sandbox
 
     def _view(self, folder: Path, workdir: str, kept: Isolation, *, network: bool) -> View:
         python = self._python
