@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
-_LIST = (
-    *(render.Column(n) for n in ("id", "run_id", "instance_id", "sample", "state", "reward")),
-    render.Column("grade_outcome", title="outcome"),
+_LINE = (
+    *(
+        render.Column(n)
+        for n in ("id", "run_id", "instance_id", "sample", "state", "reward", "grade_outcome")
+    ),
     *(render.Column(n) for n in ("failure_class", "attempts")),
     render.Column("created_at", is_time=True),
     render.Column("finished_at", is_time=True),
 )
+_TABLE = tuple(render.Column(n) for n in ("id", "instance_id", "sample", "state", "reward", "outcome"))
 
 
 def list_rollouts(
@@ -57,13 +60,27 @@ def list_rollouts(
             )
 
     found = run_async(read())
+    shown = found[:limit] if limit else found
     form = render.form_of(as_json=as_json, as_csv=as_csv)
-    columns = _LIST
-    if form in (render.Form.JSON, render.Form.CSV) and found:
-        columns = tuple(render.Column(name) for name in found[0])
-    render.emit(found[:limit] if limit else found, columns, form)
-    if limit and len(found) > limit:
+    match form:
+        case render.Form.TABLE:
+            _tables(shown)
+        case render.Form.LINES:
+            render.emit(shown, _LINE, form)
+        case render.Form.JSON | render.Form.CSV:
+            render.emit(shown, [render.Column(name) for name in (found[0] if found else ())], form)
+    if len(shown) < len(found):
         say(f"only the newest {limit} are shown; -n 0 shows all")
+
+
+def _tables(rows: list[Record]) -> None:
+    """Show one table for each run: its name in every line would leave no room for the rest."""
+    from orchestrator.cli.summary import outcome_of
+
+    for run_id in dict.fromkeys(row["run_id"] for row in rows):
+        of_run = [{**row, "outcome": outcome_of(row)} for row in rows if row["run_id"] == run_id]
+        say(f"run {run_id}, since {render.iso(min(row['created_at'] for row in of_run))}")
+        render.emit(of_run, _TABLE, render.Form.TABLE)
 
 
 def show(

@@ -59,6 +59,8 @@ def plain(value: object) -> str:
     match value:
         case None:
             return ""
+        case bool():
+            return "yes" if value else "no"
         case str():
             return clean(value)
         case bytes():

@@ -26,11 +26,11 @@ def has_no_reward(row: Record) -> bool:
 
 
 def outcome_of(row: Record) -> str:
-    """Name how a rollout ended, or where it is."""
+    """Name how a rollout ended; empty while nothing is known."""
     if row["failure_class"] is not None:
         return f"failed:{row['failure_class']}"
     if row["grade_outcome"] is None:
-        return f"unfinished:{row['state']}"
+        return ""
     return f"masked:{row['grade_outcome']}" if row["mask_sample"] else str(row["grade_outcome"])
 
 
@@ -40,7 +40,7 @@ def by_instance(rows: Sequence[Record]) -> list[dict[str, Any]]:
     for instance_id in sorted({row["instance_id"] for row in rows}):
         of_it = [row for row in rows if row["instance_id"] == instance_id]
         rewards = [row["reward"] for row in of_it if row["reward"] is not None]
-        outcomes = Counter(outcome_of(row) for row in of_it)
+        outcomes = Counter(outcome_of(row) or f"unfinished:{row['state']}" for row in of_it)
         lines.append(
             {
                 "instance_id": instance_id,
