@@ -125,8 +125,13 @@ def system_mounts() -> tuple[tuple[Mount, ...], tuple[tuple[str, str], ...]]:
     return tuple(mounts), tuple(links)
 
 
-def folder_mounts(folder: Path, workdir: str, *, network: bool) -> tuple[Mount, ...]:
-    """Return what a sandbox sees of its own folder, in the order in which it must be mounted."""
+def folder_mounts(
+    folder: Path, workdir: str, read_only: Sequence[Path], *, network: bool
+) -> tuple[Mount, ...]:
+    """Return what a sandbox sees of its own folder and of `read_only`, in the order in which it must be mounted.
+
+    Read-only folders come after the sandbox's own `/tmp` and home, because they may lie below those on this machine.
+    """
     etc = [Mount(inside=f"/etc/{name}", outside=folder / "etc" / name) for name in _SYNTHETIC_ETC]
     resolver = Path("/etc/resolv.conf")
     if network and resolver.exists():
@@ -136,6 +141,7 @@ def folder_mounts(folder: Path, workdir: str, *, network: bool) -> tuple[Mount, 
         Mount(inside="/tmp", outside=folder / "tmp", writable=True),  # noqa: S108
         Mount(inside="/dev/shm", outside=folder / "shm", writable=True),  # noqa: S108
         Mount(inside=HOME, outside=folder / "home", writable=True),
+        *(Mount(inside=str(path), outside=path) for path in read_only),
         Mount(inside=workdir, outside=folder / "work", writable=True),
     )
 

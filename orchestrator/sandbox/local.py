@@ -182,9 +182,14 @@ class LocalProvider:
         return None if result.exit_code == 0 else f"exit code {result.exit_code}"
 
     async def _fill(self, spec: SandboxSpec, folder: Path) -> LocalSandbox:
-        if not isolation.is_usable_workdir(spec.task.workdir):
+        workdir = spec.task.workdir
+        covered = [str(path) for path in self._read_only() if path.is_relative_to(workdir)]
+        if covered or not isolation.is_usable_workdir(workdir):
+            reason = (
+                f"it would cover {covered[0]}" if covered else "it must be a plain path outside the system's"
+            )
             raise errors.TaskInvalid(
-                f"{spec.task.instance_id}: its workdir {spec.task.workdir} cannot be a folder of a local sandbox"
+                f"{spec.task.instance_id}: its workdir {workdir} cannot be a folder of a local sandbox: {reason}"
             )
         (folder / META).touch()
         sandbox = await self._sandbox(spec, folder)
@@ -226,7 +231,6 @@ class LocalProvider:
         if python is None:
             raise RuntimeError("preflight comes first")
         mounts, links = isolation.system_mounts()
-        extra = [*python.folders, *self._settings.read_only_paths]
         home = isolation.HOME
         if kept is Isolation.NONE:
             workdir, home = str(folder / "work"), str(folder / "home")
@@ -246,15 +250,15 @@ class LocalProvider:
             isolation=kept,
             workdir=workdir,
             folder=folder,
-            mounts=(
-                *mounts,
-                *(Mount(inside=str(path), outside=path) for path in extra),
-                *isolation.folder_mounts(folder, workdir, network=network),
-            ),
+            mounts=(*mounts, *isolation.folder_mounts(folder, workdir, self._read_only(), network=network)),
             links=links,
             env=env,
             network=network,
         )
+
+    def _read_only(self) -> list[Path]:
+        python = self._python.folders if self._python is not None else ()
+        return [*python, *self._settings.read_only_paths]
 
     def _remove(self, key: str, folder: Path) -> str:
         """Blocking: end the processes, then delete the folder, then look again."""

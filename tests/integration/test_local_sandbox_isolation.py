@@ -261,6 +261,24 @@ def sleepers(key: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("isolation", ["bwrap", "unshare"])
+async def test_read_only_paths_may_lie_below_the_temporary_folder(tmp_path, task, isolation):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "data").write_text("shared")
+    provider = make_provider(tmp_path, isolation=isolation, read_only_paths=(shared,))
+    spec = SandboxSpec(key=f"shared-{isolation}-{os.getpid()}", role=Role.TASK, task=task)
+    sandbox = await provider.create(spec)
+    assert await say(sandbox, f"cat {shared}/data; touch {shared}/x || echo refused") == (
+        f"sharedtouch: cannot touch '{shared}/x': Read-only file system\nrefused"
+    )
+    assert await sandbox.read(f"{shared}/data") == b"shared"
+    covering = spec.task.model_copy(update={"workdir": str(tmp_path)})
+    with pytest.raises(errors.TaskInvalid, match="would cover"):
+        await provider.create(SandboxSpec(key=f"covering-{os.getpid()}", role=Role.TASK, task=covering))
+    await provider.release(spec.key)
+
+
 async def test_going_without_isolation_must_be_allowed(tmp_path):
     provider = make_provider(tmp_path, isolation="none")
     with pytest.raises(errors.IsolationRefused) as caught:
