@@ -90,6 +90,7 @@ def test_tree_and_patches_come_from_two_releases_and_none_of_their_code_runs(blo
     assert b"-    return 41\n+    return 42\n" in derived.gold_patch
     assert b"tests/test_demo.py" in derived.test_patch
     assert b"tests/test_demo.py" not in derived.gold_patch
+    assert b" a/demo.py" not in derived.test_patch
     assert derived.base_commit == snapshot.commit_of(derived.archive)
     assert derived.archive_sha256 == hashlib.sha256(derived.archive.read_bytes()).hexdigest()
     assert not marker.exists()

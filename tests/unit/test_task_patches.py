@@ -74,6 +74,7 @@ def test_reversing_twice_gives_the_same_patch(repository):
     reverse = reverse_patch(patch)
     assert reverse is not None
     assert reverse_patch(reverse) == patch
+    assert b"old mode 100755\nnew mode 100644\n" in reverse
 
 
 def test_every_path_of_a_patch_is_found(repository):

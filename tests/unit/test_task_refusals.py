@@ -66,6 +66,7 @@ REFUSED = {
         record(FAIL_TO_PASS="['a' for _ in 'bc']"),
         "neither a JSON list nor a Python list",
     ),
+    "f2p with a comma forgotten": (record(FAIL_TO_PASS="['a' 'b']"), "neither a JSON list nor a Python list"),
     "f2p is a number": (record(FAIL_TO_PASS=3), "FAIL_TO_PASS is a number"),
     "f2p is an object": (record(FAIL_TO_PASS='{"a": 1}'), "FAIL_TO_PASS is a JSON object"),
     "f2p holds a number": (record(FAIL_TO_PASS=["a", 1]), "an item of FAIL_TO_PASS is a number"),
