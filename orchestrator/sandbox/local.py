@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from orchestrator import errors
 from orchestrator.sandbox import cgroups, isolation, python_env, workspace
 from orchestrator.sandbox.base import NON_INTERACTIVE_ENV, Instance, Isolation
-from orchestrator.sandbox.isolation import Mount, View
+from orchestrator.sandbox.isolation import View
 from orchestrator.sandbox.local_sandbox import META, LocalSandbox, sandbox_mark
 
 if TYPE_CHECKING:

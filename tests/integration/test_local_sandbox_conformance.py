@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
 from pathlib import Path
@@ -38,22 +39,29 @@ def new_spec(tmp_path):
     )
 
 
-@pytest.fixture(params=["bwrap", "unshare", "none"])
-async def provider(request, tmp_path):
+@pytest.fixture(scope="module", params=["bwrap", "unshare", "none"])
+def prepared(request, tmp_path_factory):
+    """One provider an isolation: probing the machine again for every check would only cost time."""
+    folder = tmp_path_factory.mktemp(request.param)
     settings = SandboxSettings(
-        root=tmp_path / "sandboxes",
+        root=folder / "sandboxes",
         python=Path(sys.executable),
         isolation=request.param,
         allow_no_isolation=request.param == "none",
     )
-    made = LocalProvider(settings, cache_dir=tmp_path / "cache")
+    made = LocalProvider(settings, cache_dir=folder / "cache")
     try:
-        await made.preflight()
+        asyncio.run(made.preflight())
     except IsolationRefused as refused:
         pytest.skip(f"this machine offers no {request.param}: {refused}")
-    yield made
-    await made.close()
-    assert await made.list_ours("") == []
+    return made
+
+
+@pytest.fixture
+async def provider(prepared):
+    yield prepared
+    await prepared.close()
+    assert await prepared.list_ours("") == []
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
