@@ -18,6 +18,8 @@ from orchestrator import errors
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pydantic_core import ErrorDetails
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,15 +98,11 @@ def load_replay(path: Path) -> Script:
     except yaml.YAMLError as error:
         said = " ".join(str(error).split())
         raise errors.ConfigError(f"the replay file {path} is not valid YAML: {said}") from None
-    return _checked(content, str(path))
+    return parse_replay(content, f"the replay file {path}")
 
 
-def parse_replay(content: Any, source: str = "the script") -> Script:  # noqa: ANN401 - parsed here
+def parse_replay(content: object, source: str = "the script") -> Script:
     """Check what a replay file holds; raises `errors.ConfigError`."""
-    return _checked(content, source)
-
-
-def _checked(content: object, source: str) -> Script:
     try:
         scenarios = _FILE.validate_python(content)
     except ValidationError as error:
@@ -126,7 +124,7 @@ def _where(location: tuple[int | str, ...]) -> str:
     return f"{shown.lstrip('.')}: " if shown else ""
 
 
-def _nearest(problem: Any) -> str:  # noqa: ANN401 - pydantic's own error mapping
+def _nearest(problem: ErrorDetails) -> str:
     if problem["type"] != "extra_forbidden":
         return ""
     known = [*Turn.model_fields, *Fault.model_fields, *Scenario.model_fields, *ScriptedCall.model_fields]

@@ -30,7 +30,7 @@ def script(*turns: dict[str, Any]) -> Script:
     return parse_replay({INSTANCE: [{"name": "only", "turns": list(turns)}]})
 
 
-def calling(name: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the tool takes
+def calling(name: str, **arguments: object) -> dict[str, Any]:
     """Return a turn with one tool call."""
     return {"tool_calls": [{"name": name, "arguments": arguments}]}
 

@@ -11,7 +11,7 @@ from orchestrator.agents.base import AgentExit, Step
 from orchestrator.agents.swe import limits, model
 from orchestrator.agents.swe.conversation import Conversation, opening
 from orchestrator.agents.swe.toolbox import Toolbox
-from orchestrator.agents.swe.trouble import Kind
+from orchestrator.agents.swe.trouble import Kind, Trouble
 from orchestrator.agents.swe.turn import TurnTaker
 from orchestrator.errors import ExitReason
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from orchestrator.agents.base import AgentRun
     from orchestrator.agents.swe.model import Answer, Model
+    from orchestrator.agents.swe.reply import Reply
     from orchestrator.agents.swe.turn import Turn
     from orchestrator.settings import AgentSettings, LlmSettings
 
@@ -80,13 +81,17 @@ class _Work:
         return over
 
     async def act(self, answer: Answer) -> AgentExit | None:
-        """Do what the reply says and make the step durable; returns why the run is over, if the turn says so."""
-        if answer.reply is None:
-            return await self.give_up(answer)
+        """Record what came of the request; returns why the run is over, if that alone says so."""
+        if isinstance(answer.got, Trouble):
+            return await self.give_up(answer.got, answer)
+        return await self.take_turn(answer.got, answer)
+
+    async def take_turn(self, reply: Reply, answer: Answer) -> AgentExit | None:
+        """Do what the reply says and make the step durable, even when the sandbox did not survive it."""
         started = self.run.monotonic()
-        turn = await self.turns.take(answer.reply, remind=self.talk.silent_in_a_row == 0)
+        turn = await self.turns.take(reply, remind=self.talk.silent_in_a_row == 0)
         tool_ms = round((self.run.monotonic() - started) * 1000)
-        self.talk.add(answer.reply.message, *turn.messages)
+        self.talk.add(reply.message, *turn.messages)
         await self.record(self.step(turn, answer, tool_ms))
         if turn.lost:
             raise turn.lost
@@ -97,22 +102,20 @@ class _Work:
             )
         return None
 
-    async def give_up(self, answer: Answer) -> AgentExit:
+    async def give_up(self, trouble: Trouble, answer: Answer) -> AgentExit:
         """Record the requests that got no answer; returns the agent's own reason or raises the failure."""
-        await self.record(
-            Step(name=f"unanswered-{self.talk.unanswered + 1:04d}", messages=[], calls=answer.calls)
-        )
+        name = f"unanswered-{self.talk.unanswered + 1:04d}"
+        await self.record(Step(name=name, messages=[], calls=answer.calls))
         if answer.out_of_time:
             return AgentExit(
                 reason=ExitReason.WALL_TIME, message="the time ended while the model was answering"
             )
-        assert answer.trouble is not None  # noqa: S101 - an answer has a reply or a trouble
-        if answer.trouble.kind is Kind.CONTEXT_WINDOW and self.talk.turns:
+        if trouble.kind is Kind.CONTEXT_WINDOW and self.talk.turns:
             return AgentExit(
                 reason=ExitReason.CONTEXT_WINDOW,
-                message=f"the conversation no longer fits the model's context: {answer.trouble.text}",
+                message=f"the conversation no longer fits the model's context: {trouble.text}",
             )
-        raise self.model.failure(answer.trouble, answered=self.talk.turns > 0)
+        raise self.model.failure(trouble, answered=self.talk.turns > 0)
 
     def step(self, turn: Turn, answer: Answer, tool_ms: int) -> Step:
         """Return the step that this turn adds to the record."""

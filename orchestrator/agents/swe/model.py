@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,11 +27,11 @@ _CONNECT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What came of one request: its calls, and either a reply or the trouble that stands in its place."""
+    """What came of one request."""
 
-    calls: list[LlmCall] = field(default_factory=list)
-    reply: reply.Reply | None = None
-    trouble: Trouble | None = None
+    calls: list[LlmCall]
+    """The request itself, after the repeats that it took."""
+    got: reply.Reply | Trouble
     out_of_time: bool = False
     """The run's time ended while a request was under way."""
 
@@ -62,11 +62,11 @@ class Model:
             got, ran_out = await self._once(messages, request, deadline - started)
             calls.append(self._call(got, digest, started))
             if isinstance(got, reply.Reply):
-                return Answer(calls=calls, reply=got)
+                return Answer(calls=calls, got=got)
             pause_s = self._pause_s(len(calls) - 1, got)
             again = got.kind is Kind.RETRY and len(calls) <= self.llm.connect_retries
             if not again or self.monotonic() + pause_s >= deadline:
-                return Answer(calls=calls, trouble=got, out_of_time=ran_out)
+                return Answer(calls=calls, got=got, out_of_time=ran_out)
             await self.sleep(pause_s)
 
     async def _once(
