@@ -261,6 +261,21 @@ def sleepers(key: str) -> list[str]:
     return found
 
 
+async def test_the_machine_has_no_process_of_a_call_once_it_returns(box):
+    leave = ["bash", "-c", "for i in 1 2 3; do setsid -f sleep 779; done"]
+    for _ in range(5):
+        assert (await box.run(leave, timeout_s=20)).exit_code == 0
+        assert sleepers(box.key) == []
+    assert (await box.run([*leave[:2], f"{leave[2]}; sleep 779"], timeout_s=0.3)).timed_out
+    assert sleepers(box.key) == []
+    assert (await box.shell(f"{leave[2]}; sleep 779", timeout_s=0.3)).timed_out
+    assert sleepers(box.key) == []
+    await box.shell(leave[2], timeout_s=20)
+    assert len(sleepers(box.key)) == 3
+    await box.stop()
+    assert sleepers(box.key) == []
+
+
 @pytest.mark.parametrize("isolation", ["bwrap", "unshare"])
 async def test_read_only_paths_may_lie_below_the_temporary_folder(tmp_path, task, isolation):
     shared = tmp_path / "shared"

@@ -243,12 +243,13 @@ async def test_an_archive_that_reaches_out_of_its_tree_is_refused(box_of, tmp_pa
 
 
 async def test_a_repository_hidden_in_an_archive_is_left_out(box_of, tmp_path):
-    hook = tarfile.TarInfo(".git/hooks/post-commit")
-    hook.mode = 0o755
-    box = await box_of(
-        archive_of(tmp_path / "a.tar.gz", [("a", b""), (hook, b"#!/bin/sh\ntouch /tmp/ran\n")])
-    )
-    assert await say(box, "ls /tmp .git/hooks 2>/dev/null") in {"", "/tmp:"}
+    members: list[tuple[str | tarfile.TarInfo, bytes]] = [("a", b""), ("vendor/b", b"")]
+    for folder in (".git", "vendor/.git", "vendor/.GIT"):
+        hook = tarfile.TarInfo(f"{folder}/hooks/post-commit")
+        hook.mode = 0o755
+        members += [(hook, b"#!/bin/sh\ntouch /tmp/ran\n"), (f"{folder}/HEAD", b"ref: refs/heads/main\n")]
+    box = await box_of(archive_of(tmp_path / "a.tar.gz", members))
+    assert await say(box, "find . -iname post-commit; ls /tmp; git ls-files") == "a\nvendor/b"
 
 
 async def test_a_damaged_or_changed_archive_is_refused(box_of, tmp_path):
