@@ -173,6 +173,9 @@ async def connect(
     """Open a model and close it again; raises `errors.NoLlmCall` for an address or key that no request can use."""
     key = endpoint.api_key.get_secret_value()
     _check(endpoint.base_url, key)
+    # Reading the certificates takes tens of milliseconds, which other rollouts on this loop need not wait for.
+    # Proxies named by this process's environment are not part of the settings.
+    http_client = await asyncio.to_thread(openai.DefaultAsyncHttpxClient, trust_env=False)
     async with openai.AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=key or "EMPTY",
@@ -181,8 +184,7 @@ async def connect(
         # A connection of its own for each request: a reused one that the server has just closed looks exactly like
         # one that broke after the request was sent, and such a request must never be repeated.
         default_headers={"Connection": "close"},
-        # Proxies named by this process's environment are not part of the settings.
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        http_client=http_client,
     ) as client:
         yield Model(
             client=client, endpoint=endpoint, llm=llm, monotonic=monotonic, sleep=sleep, jitter=jitter
