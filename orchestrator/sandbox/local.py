@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from orchestrator import errors
 from orchestrator.sandbox import cgroups, isolation, python_env, workspace
@@ -23,13 +23,15 @@ from orchestrator.sandbox.isolation import View
 from orchestrator.sandbox.local_sandbox import META, LocalSandbox, sandbox_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from orchestrator.sandbox.base import CommandResult, SandboxSpec
     from orchestrator.sandbox.python_env import TaskPython
     from orchestrator.settings import SandboxSettings
 
 _KEY = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _PROBE_KEY = "preflight"
 _PARTS = ("work", "home", "tmp", "shm", "private", "root")
 _INSTALL_HINT = (
@@ -77,11 +79,15 @@ class LocalProvider:
         await self.preflight()
         folder = self._folder(spec.key)
         try:
-            await asyncio.to_thread(_make_folder, folder)
+            await _to_the_end(folder.mkdir, 0o700)
         except FileExistsError as error:
             raise errors.SandboxCreateFailed(f"a sandbox with the key {spec.key} already exists") from error
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(self.release(spec.key)))
+            raise
         try:
             async with asyncio.timeout(spec.create_timeout_s):
+                await _to_the_end(_make_parts, folder)
                 return await self._fill(spec, folder)
         except BaseException as error:
             await asyncio.shield(asyncio.ensure_future(self.release(spec.key)))
@@ -213,7 +219,7 @@ class LocalProvider:
 
     async def _sandbox(self, spec: SandboxSpec, folder: Path) -> LocalSandbox:
         kept = await self.preflight()
-        files = await asyncio.to_thread(cgroups.make_groups, self._hierarchies, spec.key, spec.limits)
+        files = await _to_the_end(cgroups.make_groups, self._hierarchies, spec.key, spec.limits)
         counted = any("pids" in h.controllers for h in self._hierarchies)
         cap = None if counted else spec.limits.processes
         sandbox = LocalSandbox(
@@ -270,9 +276,14 @@ class LocalProvider:
         return f"{self.ref}: no folder {folder}, no process of it ({killed} ended now), no cgroup {key}"
 
 
-def _make_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    _make_parts(folder)
+async def _to_the_end(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run blocking work in a thread; a cancellation is passed on only when it has ended, so that it can be undone."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 def _make_parts(folder: Path) -> None:
