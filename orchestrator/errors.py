@@ -157,7 +157,7 @@ class IllegalTransition(RolloutsError):
 
 
 class Failure(RolloutsError):
-    """This attempt cannot go on, for a reason that is not the agent's doing. Never becomes a reward."""
+    """An attempt cannot go on, for a reason that is not the agent's doing. Never becomes a reward."""
 
     failure_class: ClassVar[FailureClass] = FailureClass.INTERNAL
 

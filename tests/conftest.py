@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,8 +13,10 @@ from store import rows, workers
 from store.rollouts import Store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+    OpenStore = Callable[..., Awaitable[Store]]
 
 EDGES = frozenset((src.value, trigger, dst.value) for (src, trigger), dst in states.EDGES.items())
 
@@ -26,7 +28,7 @@ def new_id() -> Callable[[], str]:
 
 
 @pytest.fixture
-def open_store(tmp_path: Path, new_id: Callable[[], str]) -> Callable[..., object]:
+def open_store(tmp_path: Path, new_id: Callable[[], str]) -> OpenStore:
     """Open a store on this test's database; every call is another worker."""
 
     async def opened(name: str = "rollouts.db", **options: str) -> Store:
@@ -42,7 +44,7 @@ def open_store(tmp_path: Path, new_id: Callable[[], str]) -> Callable[..., objec
 
 
 @pytest.fixture
-async def store(open_store: Callable[..., object]) -> AsyncIterator[Store]:
+async def store(open_store: OpenStore) -> AsyncIterator[Store]:
     opened = await open_store()
     yield opened
     await opened.close()
@@ -52,9 +54,9 @@ async def store(open_store: Callable[..., object]) -> AsyncIterator[Store]:
 def new_rollout(new_id: Callable[[], str]) -> Callable[..., rows.NewRollout]:
     """Make a rollout to submit; keyword arguments replace its columns."""
 
-    def made(**columns: object) -> rows.NewRollout:
+    def made(**columns: Any) -> rows.NewRollout:
         rollout_id = new_id()
-        base: dict[str, object] = {
+        base: dict[str, Any] = {
             "id": rollout_id,
             "idem_key": f"key-{rollout_id}",
             "request_sha256": "request",

@@ -165,7 +165,9 @@ class Walk:
         crashes = self.row["crash_count"]
         poisoned = self.lease.previous == "crashed" and crashes > errors.BUDGETS[errors.Budget.CRASH]
         if poisoned and self.state is not State.GRADED:
-            raise errors.WorkerLost(f"{crashes} workers died on this rollout", hint="look at what they had in common")
+            raise errors.WorkerLost(
+                f"{crashes} workers died on this rollout", hint="look at what they had in common"
+            )
         if self.state in (State.SANDBOX_READY, State.AGENT_RUNNING):
             await self.move(
                 "restart", payload={"previous": self.lease.previous}, extra=[rows.SandboxReleasing()]

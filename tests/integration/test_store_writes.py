@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -236,8 +236,8 @@ async def test_the_database_itself_refuses(store: Store, lease, tmp_path: Path, 
         connection.close()
 
 
-async def grade_once(store: Store, lease: rows.Lease, **columns: object) -> rows.Outcome:
-    base: dict[str, object] = {
+async def grade_once(store: Store, lease: rows.Lease, **columns: Any) -> rows.Outcome:
+    base: dict[str, Any] = {
         "grade_id": "g1", "patch_sha256": "p", "grader_digest": "d", "grader": "eval", "grader_version": "1",
         "reason": "first", "outcome": "unresolved", "verdict": True, "reward": 0.0, "mask_sample": False,
         "evidence": "junit", "f2p_pass": 0, "f2p_total": 1, "p2p_pass": 1, "p2p_total": 1,
@@ -295,7 +295,7 @@ async def test_the_migrated_schema_equals_the_declared_one_with_its_guards(store
         with writing.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
             migrated = table_sql(connection)
-            made = dict(
+            made: dict[str, str] = dict(
                 connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").all()
             )
         with declared.begin() as connection:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator import errors
 
 
-def subclasses(cls: type) -> set[type]:
-    found = set(cls.__subclasses__())
+def subclasses(cls: type[errors.RolloutsError]) -> set[Any]:
+    found: set[Any] = set(cls.__subclasses__())
     return found.union(*(subclasses(c) for c in found))
 
 
