@@ -283,6 +283,7 @@ async def _to_the_end(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwarg
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
+        running.exception()  # seen, so that nobody logs it as lost: the cancellation is what counts
         raise
 
 
