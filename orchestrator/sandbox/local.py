@@ -173,19 +173,23 @@ class LocalProvider:
         )
 
     async def _probe(self, name: Isolation) -> str | None:
-        """Run `true` inside a throw-away sandbox; return what went wrong, or None."""
+        """Start the task Python inside a throw-away sandbox; return what went wrong, or None."""
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f".{_PROBE_KEY}-", dir=self._root))
         try:
             await asyncio.to_thread(_make_parts, folder)
             await asyncio.to_thread((folder / META).touch)
             view = self._view(folder, "/testbed", name, network=False)
             sandbox = LocalSandbox(_PROBE_KEY, "", view, limit_script="true", cgroup_files=())
-            result = await sandbox.run(["true"], timeout_s=30)
+            result = await sandbox.run(
+                [str(self._task_python().executable), "-I", "-c", "pass"], timeout_s=30
+            )
         except errors.SandboxLost as error:
             return str(error)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder)
-        return None if result.exit_code == 0 else f"exit code {result.exit_code}"
+        if result.exit_code == 0:
+            return None
+        return f"exit code {result.exit_code} {result.output[-200:].decode(errors='replace').strip()}"
 
     async def _fill(self, spec: SandboxSpec, folder: Path) -> LocalSandbox:
         workdir = spec.task.workdir
@@ -233,9 +237,7 @@ class LocalProvider:
         return sandbox
 
     def _view(self, folder: Path, workdir: str, kept: Isolation, *, network: bool) -> View:
-        python = self._python
-        if python is None:
-            raise RuntimeError("preflight comes first")
+        python = self._task_python()
         mounts, links = isolation.system_mounts()
         home = isolation.HOME
         if kept is Isolation.NONE:
@@ -261,6 +263,11 @@ class LocalProvider:
             env=env,
             network=network,
         )
+
+    def _task_python(self) -> TaskPython:
+        if self._python is None:
+            raise RuntimeError("preflight comes first")
+        return self._python
 
     def _read_only(self) -> list[Path]:
         python = self._python.folders if self._python is not None else ()
