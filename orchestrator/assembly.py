@@ -47,7 +47,7 @@ async def open_store(url: str) -> Store:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """This process as the store knows it: an open store, and a heartbeat that keeps its leases alive."""
+    """A process as the store knows it: an open store, and a heartbeat that keeps its leases alive."""
 
     store: Store
     heartbeat: Heartbeat

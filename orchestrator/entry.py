@@ -73,6 +73,9 @@ async def run_record(data: Mapping[str, Any], call: Call) -> tuple[float | None,
     instance_id = data.get("instance_id", "unknown")
     try:
         ending = await _run(copy.deepcopy(dict(data)), call)
+    except errors.RolloutsError as e:
+        logger.error("%s: no reward: %s (%s)", instance_id, e, e.hint)
+        return None, {}
     except Exception:
         logger.exception("%s: no reward, because the rollout could not be run", instance_id)
         return None, {}
@@ -86,8 +89,10 @@ async def run_record(data: Mapping[str, Any], call: Call) -> tuple[float | None,
 
 async def close() -> None:
     """Let go of what this event loop holds open; the next call opens it anew."""
-    for opening in _loops.pop(asyncio.get_running_loop(), {}).values():
-        await (await opening).worker.stop()
+    openings = _loops.pop(asyncio.get_running_loop(), {}).values()
+    for opened in await asyncio.gather(*openings, return_exceptions=True):
+        if isinstance(opened, _Loop):  # an error was told to the calls that waited for it
+            await opened.worker.stop()
 
 
 async def _run(data: dict[str, Any], call: Call) -> Ending:

@@ -49,8 +49,10 @@ class Progress:
         counts = Counter(self._states.values())
         over = sum(counts[state] for state in TERMINAL)
         by_state = ", ".join(f"{counts[s]} {s.value}" for s in State if counts[s])
-        seconds = round(time.monotonic() - self._started)
-        return f"{over} of {len(self._states)} over after {seconds} s ({self._walking} at work; {by_state})"
+        return f"{over} of {len(self._states)} over ({self._walking} at work; {by_state})"
+
+    def _say(self) -> None:
+        say(f"run {self._run_id}: {self.line()}, {round(time.monotonic() - self._started)} s")
 
     async def __aenter__(self) -> Self:
         if sys.stderr.isatty():
@@ -65,12 +67,12 @@ class Progress:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
-        say(f"run {self._run_id}: {self.line()}")
+        self._say()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_PLAIN_EVERY_S)
-            say(f"run {self._run_id}: {self.line()}")
+            self._say()
 
     def _open_bar(self) -> None:
         from rich.console import Console

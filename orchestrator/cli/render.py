@@ -31,7 +31,6 @@ class Column:
 
     name: str
     is_time: bool = False
-    title: str = ""
 
     def text(self, value: object) -> str:
         """Return the value as people read it."""
@@ -51,7 +50,9 @@ def form_of(*, as_json: bool, as_csv: bool) -> Form:
 
 def iso(epoch_ms: int) -> str:
     """Return a time as UTC in ISO 8601, to the millisecond."""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return (
+        datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{epoch_ms % 1000:03}Z"
+    )
 
 
 def plain(value: object) -> str:
@@ -71,11 +72,14 @@ def plain(value: object) -> str:
             return clean(str(value))
 
 
-def emit(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], form: Form) -> None:
-    """Write rows to standard output."""
+def emit(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], form: Form, *, title: str = ""
+) -> None:
+    """Write rows to standard output; a table has a title above it when one is given, and is left out when empty."""
     match form:
         case Form.TABLE:
-            _table(rows, columns)
+            if rows or not title:
+                _table(rows, columns, title)
         case Form.LINES:
             for row in rows:
                 _write("\t".join(column.text(row[column.name]) for column in columns))
@@ -98,15 +102,20 @@ def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
         writer.writerow([plain(row[column.name]) for column in columns])
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=Text(title, style="bold") if title else None,
+        title_justify="left",
+    )
     for column in columns:
-        table.add_column(Text(column.title or column.name), overflow="fold")
+        table.add_column(Text(column.name), overflow="fold")
     for row in rows:
         table.add_row(*(Text(column.text(row[column.name])) for column in columns))
     Console(markup=False, highlight=False, emoji=False).print(table)

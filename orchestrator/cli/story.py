@@ -29,6 +29,12 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "rewards": ("grade_id", "reward", "valid", "invalid_reason", "reward_fn_version", "at"),
 }  # fmt: skip
+_NARROW: dict[str, tuple[str, ...]] = {
+    "transitions": ("seq", "at", "trig", "dst", "payload"),
+    "attempts": ("attempt_no", "claimed_at", "ended_at", "outcome", "error"),
+    "sandboxes": ("role", "status", "isolation", "live_at", "released_at", "key", "last_error"),
+}
+"""What a table on a terminal has room for; the other sections are shown as names and values there."""
 _ROLLOUT = (
     "id", "run_id", "instance_id", "sample", "retry_no", "parent_id", "relation", "state", "agent_type", "attempts",
     "lease_owner", "lease_until", "failure_class", "failure_msg", "created_at", "finished_at", "task_sha256",
@@ -134,24 +140,19 @@ def _pairs(section: str, facts: Sequence[tuple[str, object, bool]], form: render
         {"section": section, "name": name, "value": render.Column(name, is_time=is_time).text(value)}
         for name, value, is_time in facts
     ]
-    if form is render.Form.TABLE:
-        columns = [render.Column("name", title=section), render.Column("value", title=" ")]
-        render.emit(rows, columns, form)
-    else:
-        render.emit(rows, [render.Column(n) for n in ("section", "name", "value")], form)
+    names = ("name", "value") if form is render.Form.TABLE else ("section", "name", "value")
+    render.emit(rows, [render.Column(n) for n in names], form, title=section)
 
 
 def _rows(section: str, found: Sequence[Record], names: Sequence[str], form: render.Form) -> None:
-    if not found:
-        return
-    columns = [render.Column(name, is_time=name in _TIMES) for name in names]
-    if form is render.Form.TABLE:
-        used = [c for c in columns if any(row[c.name] not in (None, [], {}) for row in found)]
-        numbered = [{**row, "": number} for number, row in enumerate(found, 1)]
-        render.emit(numbered, [render.Column("", title=section), *used], form)
-        return
-    render.emit(
-        [{**row, "section": section} for row in found],
-        [render.Column("section"), *columns],
-        form,
-    )
+    if form is not render.Form.TABLE:
+        columns = [render.Column(name, is_time=name in _TIMES) for name in names]
+        render.emit(
+            [{**row, "section": section} for row in found], [render.Column("section"), *columns], form
+        )
+    elif section in _NARROW:
+        used = [n for n in _NARROW[section] if any(row[n] not in (None, [], {}) for row in found)]
+        render.emit(found, [render.Column(n, is_time=n in _TIMES) for n in used], form, title=section)
+    else:
+        for row in found:
+            _pairs(section, [(n, row[n], n in _TIMES) for n in names if row[n] not in (None, [], {})], form)

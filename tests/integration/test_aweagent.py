@@ -1,0 +1,178 @@
+"""AReaL's calls, in this process, against real sandboxes and a scripted endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aweagent.lifecycle import run_agent_with_reward
+from aweagent.runner import run_agent_return_reward
+from orchestrator import entry
+from orchestrator.testing.model_server import ScriptedModel
+from orchestrator.testing.replay import load_replay, parse_replay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TASK = EXAMPLES / "tasks" / "offline__wordcount-1"
+KEY = "sess-0123456789abcdef-secret"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel(load_replay(EXAMPLES / "replay.yaml")) as opened:
+        yield opened
+    await entry.close()
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    return {
+        "instance_id": "offline__wordcount-1",
+        "dataset_kind": "local",
+        "repo": "example/wordcount",
+        "repo_path": str(TASK / "repo"),
+        "workdir": "/testbed",
+        "strict": True,
+        "targets": ["tests"],
+        "problem_statement": (TASK / "problem_statement.md").read_text(),
+        "test_patch": (TASK / "test.patch").read_text(),
+        **json.loads((TASK / "tests.json").read_text()),
+    }
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "fast.yaml"
+    path.write_text(
+        f"extends: train\nsandbox: {{python: {sys.executable}}}\n"
+        "llm: {connect_retries: 0, request_timeout_s: 30}\nretry: {backoff_base_s: 0}\n"
+    )
+    return str(path)
+
+
+class Caller:
+    """Calls as AReaL does, with everything but the record and the key kept the same."""
+
+    def __init__(self, folder: Path, config: str, base_url: str) -> None:
+        self.folder, self.config, self.base_url = folder, config, base_url
+
+    async def __call__(self, record: dict[str, Any], key: str = KEY, **changed: Any) -> Any:
+        arguments = {
+            "agent_type": "swe",
+            "agent_config": self.config,
+            "result_dir": str(self.folder / "logs"),
+            "override_api_key": key,
+            "override_base_url": self.base_url,
+            "override_llm_model": None,
+            "override_opencode_provider": None,
+            "override_codex_provider": None,
+        }
+        return await run_agent_with_reward(record, **{**arguments, **changed})
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "logs" / "rollouts.db")) as connection:
+            return connection.execute(sql).fetchall()
+
+
+@pytest.fixture
+def call(tmp_path: Path, config: str, server: ScriptedModel) -> Caller:
+    return Caller(tmp_path, config, server.base_url("offline__wordcount-1", 0))
+
+
+async def test_a_solved_task_gives_1_and_its_stats_and_neither_keeps_the_key_nor_touches_the_record(
+    call: Caller, record: dict[str, Any], server: ScriptedModel, tmp_path: Path
+):
+    record["override_api_key"] = KEY
+    before = copy.deepcopy(record)
+    reward, stats = await call(record)
+    assert reward == 1.0
+    assert (stats["resolved"], stats["exit_reason"], stats["mask_sample"]) == (1, "submitted", 0)
+    assert record == before
+    assert server.violations == []
+    assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    assert [p for p in (tmp_path / "logs").iterdir() if KEY.encode() in p.read_bytes()] == []
+    assert call.query("select state from rollouts") == [("released",)]
+
+
+async def test_the_same_key_asks_about_the_same_rollout_and_gets_the_stored_answer(
+    call: Caller, record: dict[str, Any], server: ScriptedModel
+):
+    first = await call(record)
+    asked = len(server.requests)
+    assert await call(record) == first
+    assert len(server.requests) == asked
+    assert call.query("select count(*) from rollouts") == [(1,)]
+
+
+@pytest.mark.parametrize("key", ["EMPTY", "dummy", ""])
+async def test_a_placeholder_key_identifies_nobody(call: Caller, record: dict[str, Any], key: str):
+    idle = {"*": [{"name": "idle", "turns": [{"tool_calls": [{"name": "submit"}]}]}]}
+    async with ScriptedModel(parse_replay(idle)) as other:
+        call.base_url = other.base_url("any", 0)
+        answers = await asyncio.gather(call(record, key), call(record, key))
+    assert [reward for reward, _ in answers] == [0.0, 0.0]
+    assert call.query("select count(*) from rollouts") == [(2,)]
+
+
+def test_the_key_of_the_process_identifies_nobody():
+    assert entry.identity_of("shared", {"OPENAI_API_KEY": "shared"}) is None
+    assert entry.identity_of("own", {"OPENAI_API_KEY": "shared"}) is not None
+    assert "own" not in str(entry.identity_of("own", {}))
+
+
+async def test_a_dead_endpoint_gives_no_reward_and_never_zero(call: Caller, record: dict[str, Any]):
+    reward, stats = await call(record, override_base_url="http://127.0.0.1:9/v1")
+    assert reward is None
+    assert isinstance(stats, dict)
+    assert call.query("select state, failure_class from rollouts") == [("failed", "llm_unreachable")]
+    assert call.query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"agent_type": "nobody"}, {"agent_config": "nowhere"}, {"override_base_url": "nonsense"}, {"result_dir": "/proc/x"}],
+    ids=["agent", "config", "endpoint", "folder"],
+)  # fmt: skip
+async def test_a_wrong_call_gives_no_reward_instead_of_an_exception(
+    call: Caller, record: dict[str, Any], changed: dict[str, str]
+):
+    assert (await call(record, **changed))[0] is None
+
+
+async def test_a_record_that_cannot_be_graded_gives_no_reward(call: Caller, record: dict[str, Any]):
+    record["FAIL_TO_PASS"] = []
+    assert await call(record) == (None, {})
+
+
+async def test_cancelling_ends_the_rollout_and_goes_through(call: Caller, record: dict[str, Any]):
+    waiting = {"*": [{"name": "slow", "turns": [{"fault": {"delay_s": 600.0}}]}]}
+    async with ScriptedModel(parse_replay(waiting)) as slow:
+        call.base_url = slow.base_url("any", 0)
+        running = asyncio.create_task(call(record))
+        await slow.wait_for(lambda s: len(s.requests) == 1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert call.query("select state, failure_class from rollouts") == [("failed", "cancelled")]
+    assert call.query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
+
+
+async def test_the_runner_takes_its_settings_from_record_and_environment(
+    call: Caller, record: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SWEAgent_CONFIG", call.config)
+    monkeypatch.setenv("LOG_DIR", str(call.folder / "logs"))
+    record |= {"override_api_key": KEY, "override_base_url": call.base_url}
+    reward, stats = await run_agent_return_reward(record)
+    assert (reward, stats["grade_outcome"]) == (1.0, "resolved")
+    assert record["override_api_key"] == KEY
