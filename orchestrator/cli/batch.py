@@ -58,8 +58,9 @@ class Batch:
                 while self._walks or (self._due and not self._signals):
                     if not self._signals:
                         await self._claim()
-                    await self._wait()
-                    self._collect()
+                    if self._walks or self._due:  # else others finished what was left
+                        await self._wait()
+                        self._collect()
             finally:
                 await self._cancel_walks()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -26,6 +27,7 @@ class Command:
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
+    started: list[asyncio.subprocess.Process] = field(default_factory=list)
     examples = ROOT / "examples"
     offline = ROOT / "examples" / "tasks" / "offline__wordcount-1"
     replay = f"replay:{ROOT / 'examples' / 'replay.yaml'}"
@@ -54,7 +56,7 @@ class Command:
         )
 
     async def start(self, *arguments: str | Path) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "orchestrator",
@@ -64,6 +66,8 @@ class Command:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        self.started.append(process)
+        return process
 
     def query(self, sql: str) -> list[list[str]]:
         """Ask the database itself; starting the command for it would take a second each time."""
@@ -72,8 +76,12 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(folder=tmp_path)
+def command(tmp_path: Path) -> Iterator[Command]:
+    made = Command(folder=tmp_path)
+    yield made
+    for process in made.started:
+        if process.returncode is None:  # its test failed
+            os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
