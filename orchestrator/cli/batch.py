@@ -75,6 +75,8 @@ class Batch:
             del self._due[lease.rollout_id]
             walk = asyncio.create_task(rollout.advance(self._runtime, lease), name=f"walk-{lease.rollout_id}")
             self._walks[walk] = lease.rollout_id
+        # A walk that is cancelled before its first step could not give its lease back.
+        await asyncio.sleep(0)
         self._progress.walking(len(self._walks))
         if len(leases) < free:
             taken = {lease.rollout_id for lease in leases}

@@ -49,7 +49,11 @@ async def run(runtime: Runtime, rollout_id: str) -> Ending:
 async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
     """Walk one claimed rollout as far as this attempt goes."""
     stopped: list[str] = []
-    walk = await Walk.load(runtime, lease)
+    try:
+        walk = await Walk.load(runtime, lease)
+    except asyncio.CancelledError:
+        await _to_its_end(runtime.store.record(lease, give_back=rows.GiveBack(outcome="interrupted")))
+        raise
     work = asyncio.create_task(walk.to_the_end(), name=f"rollout-{lease.rollout_id}")
 
     def stop(why: str) -> None:
