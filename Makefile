@@ -9,7 +9,7 @@ demo: .venv/core.stamp sandbox-tools
 	@examples/demo.sh
 
 test: .venv/dev.stamp sandbox-tools
-	$(BIN)/pytest -q -m "not long"
+	$(BIN)/pytest -q -n auto -m "not long"
 
 test-long: .venv/dev.stamp sandbox-tools
 	@$(BIN)/pytest -q -m long || { code=$$?; [ $$code -eq 5 ] && echo "no long tests yet" || exit $$code; }
