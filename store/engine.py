@@ -1,124 +1,78 @@
 """Opening a database: the URL rule, the engines with their settings, the checks that refuse an unusable one.
 
-Writers use one synchronous engine whose transactions all begin IMMEDIATE; readers an async one that cannot write.
+Writers use synchronous engines of one connection each; readers an async one that cannot write. On PostgreSQL no session
+state is used, so that a pooler in transaction mode may stand in between.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 import time
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from store import errors, schema
+from store import errors, place, revisions, schema
+from store.dialect import Dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
-_NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "9p",
-        "afs",
-        "glusterfs",
-        "fuse.sshfs",
-    }
-)
-_BUSY_MS = 30_000
+BUSY_MS = 30_000
+_CONNECT_S = 10
+_FIRST_OPEN_LOCK = 0x726F6C6C
+"""Key of the PostgreSQL advisory lock that serialises first opens."""
 
 
 def parse_url(url: str) -> sa.URL:
-    """Return the SQLAlchemy URL of a database; raises `StoreUnusable` for anything but a SQLite file."""
+    """Return the SQLAlchemy URL of a database: a SQLite file or PostgreSQL (through psycopg 3).
+
+    Raises `StoreUnusable` for anything else.
+    """
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
-        raise errors.StoreUnusable(
-            f"not a database URL: {url!r}", hint="write sqlite:///path/to/rollouts.db"
-        ) from None
-    if parsed.get_backend_name() != "sqlite":
-        raise errors.StoreUnusable(
-            f"database kind {parsed.get_backend_name()!r} is not supported",
-            hint="write sqlite:///path/to/rollouts.db",
-        )
+        backend = parsed.get_backend_name()
+    except (sa.exc.ArgumentError, ValueError):
+        raise errors.StoreUnusable(f"not a database URL: {url!r}", hint=_FORMS) from None
+    if backend in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise errors.StoreUnusable(f"database kind {backend!r} is not supported", hint=_FORMS)
     if not parsed.database or parsed.database == ":memory:":
-        raise errors.StoreUnusable(
-            "an in-memory database would forget every rollout",
-            hint="name a file: sqlite:///path/to/rollouts.db",
-        )
+        raise errors.StoreUnusable("an in-memory database would forget every rollout", hint=_FORMS)
     return parsed
 
 
-def file_of(url: sa.URL) -> Path:
-    """Return the database file of a SQLite URL."""
-    return Path(str(url.database)).absolute()
+_FORMS = "write sqlite:///path/to/rollouts.db or postgresql://user@host/database"
 
 
-def check_place(path: Path, *, create: bool) -> None:
-    """Refuse a path where a durable SQLite file cannot live.
-
-    Raises `StoreUnusable` naming the path and what to do; with `create`, makes the folder.
-    """
-    if create:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise errors.StoreUnusable(
-                f"cannot make the folder of {path}: {e.strerror}", hint="choose another --db"
-            ) from e
-    elif not path.exists():
-        raise errors.StoreUnusable(
-            f"there is no database at {path}", hint="name one with --db sqlite:///PATH"
-        )
-    kind = _file_system(path.parent)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        raise errors.StoreUnusable(
-            f"{path} is on a network file system ({kind}), where SQLite loses data",
-            hint="set --db or ROLLOUTS_DATABASE_URL to a file on a local disk",
-        )
-    if path.is_dir():
-        raise errors.StoreUnusable(f"{path} is a folder, not a database", hint="name a file in it")
-    if path.exists() and path.stat().st_size:
-        with path.open("rb") as f:
-            if f.read(16) != b"SQLite format 3\0":
-                raise errors.StoreUnusable(f"{path} is not a SQLite database", hint="choose another --db")
-    if create and not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise errors.StoreUnusable(
-            f"{path} cannot be written", hint="choose another --db or mend its permissions"
-        )
-
-
-def _file_system(folder: Path) -> str:
-    resolved = folder.resolve()
-    best, kind = -1, ""
-    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
-        mount, fs = line.split()[1:3]
-        if resolved.is_relative_to(mount.replace("\\040", " ")) and len(mount) > best:
-            best, kind = len(mount), fs
-    return kind
+def shown(url: sa.URL) -> str:
+    """Return the URL for people: without its password."""
+    return (
+        str(place.file_of(url))
+        if url.get_backend_name() == "sqlite"
+        else url.render_as_string(hide_password=True)
+    )
 
 
 def write_engine(url: sa.URL) -> sa.Engine:
-    """Return the engine of the writer thread: one connection, WAL, synchronous FULL, BEGIN IMMEDIATE."""
+    """Return an engine for one thread: one connection, every commit durable."""
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url)
+    return sa.create_engine(
+        plain(url), pool_size=1, max_overflow=0, connect_args=postgresql_arguments(url), json_serializer=_json
+    )
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(
         url,
         poolclass=sa.pool.SingletonThreadPool,
-        connect_args={"timeout": _BUSY_MS / 1000, "check_same_thread": False},
+        connect_args={"timeout": BUSY_MS / 1000, "check_same_thread": False},
+        json_serializer=_json,
     )
 
     @event.listens_for(engine, "connect")
@@ -127,7 +81,7 @@ def write_engine(url: sa.URL) -> sa.Engine:
         _pragma(connection, "journal_mode", "wal")
         _pragma(connection, "synchronous", 2)
         _pragma(connection, "foreign_keys", 1)
-        _pragma(connection, "busy_timeout", _BUSY_MS)
+        _pragma(connection, "busy_timeout", BUSY_MS)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
@@ -147,9 +101,18 @@ def _pragma(connection: sqlite3.Connection, name: str, value: str | int) -> None
 
 
 def read_engine(url: sa.URL) -> AsyncEngine:
-    """Return an async engine whose connections cannot write."""
+    """Return an async engine that cannot write."""
+    if url.get_backend_name() != "sqlite":
+        return create_async_engine(
+            plain(url),
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=BUSY_MS / 1000,
+            connect_args=postgresql_arguments(url),
+            execution_options={"postgresql_readonly": True},
+        )
     engine = create_async_engine(
-        url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": _BUSY_MS / 1000}
+        url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": BUSY_MS / 1000}
     )
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -161,84 +124,92 @@ def read_engine(url: sa.URL) -> AsyncEngine:
     return engine
 
 
-@contextmanager
-def ticket(path: Path) -> Iterator[None]:
-    """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving."""
-    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+def plain(url: sa.URL) -> sa.URL:
+    """Return the URL without the parameters that are ours."""
+    return url.difference_update_query(["prepare"])
 
 
-def prepare(engine: sa.Engine, path: Path, edges: set[tuple[str, str, str]], *, store_uuid: str) -> str:
+def postgresql_arguments(url: sa.URL) -> dict[str, Any]:
+    """Return libpq's parameters: a dead network is noticed in seconds; statements are prepared only with `?prepare=1`."""
+    return {
+        "connect_timeout": _CONNECT_S,
+        "tcp_user_timeout": 15_000,
+        "keepalives_idle": 5,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "application_name": "rollouts",
+        "prepare_threshold": 5 if url.query.get("prepare") == "1" else None,
+    }
+
+
+def _json(value: object) -> str:
+    from store.rows import canonical_json
+
+    return canonical_json(value)
+
+
+def ticket(url: sa.URL) -> AbstractContextManager[None]:
+    """Return the turn of this process at a SQLite file; PostgreSQL needs none."""
+    return place.ticket(place.file_of(url)) if url.get_backend_name() == "sqlite" else nullcontext()
+
+
+def prepare(url: sa.URL, edges: set[tuple[str, str, str]], *, store_uuid: str) -> str:
     """Bring the database to the newest schema, check it, and return the store's uuid.
 
-    The first open of many processes is serialised by the ticket. Raises `StoreUnusable` for a newer schema, another
-    state machine or a clock expression that does not work.
+    The first open of many processes is serialised. Raises `StoreUnusable` for a newer schema, another state machine or
+    a clock expression that does not work, `StoreUnreachable` when PostgreSQL does not answer.
     """
-    with ticket(path), engine.begin() as connection:
-        now = connection.exec_driver_sql(f"SELECT {schema.SQLITE_NOW}").scalar()
-        if now is None or abs(now - time.time() * 1000) > 60_000:
-            raise errors.StoreUnusable(f"the clock of this SQLite {sqlite3.sqlite_version} gives {now!r}")
-        upgrade(connection)
-        stored = {tuple(row) for row in connection.execute(sa.select(schema.fsm_edges))}
-        if stored != edges:
-            raise errors.StoreUnusable(
-                f"the state machine of {path} differs from this program's by {sorted(stored ^ edges)}",
-                hint="run the program version that made this database, or start a new one with --db",
+    dialect = Dialect.of(url)
+    if dialect.name == "sqlite":
+        place.check(place.file_of(url), create=True)
+    engine = write_engine(url)
+    try:
+        with ticket(url), engine.begin() as connection:
+            if dialect.name != "sqlite":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_FIRST_OPEN_LOCK)))
+            _check_clock(connection, dialect)
+            revisions.upgrade(connection)
+            _check_edges(connection, edges, shown(url))
+            connection.execute(
+                dialect.insert_missing(schema.schema_meta), {"key": "store_uuid", "value": store_uuid}
             )
-        connection.execute(
-            sa.insert(schema.schema_meta).prefix_with("OR IGNORE"), {"key": "store_uuid", "value": store_uuid}
+            found = connection.execute(
+                sa.select(schema.schema_meta.c.value).where(schema.schema_meta.c.key == "store_uuid")
+            ).scalar_one()
+            return str(found)
+    except sa.exc.DBAPIError as e:
+        raise explained(e, url) from e
+    finally:
+        engine.dispose()
+
+
+def explained(error: sa.exc.DBAPIError, url: sa.URL) -> errors.StoreError:
+    """Turn a driver's error into ours: one sentence, the database without its password, the next step."""
+    what = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+    if url.get_backend_name() != "sqlite":
+        return errors.StoreUnreachable(
+            f"cannot use {shown(url)}: {what}", hint="check address, user, password and that the server runs"
         )
-        found = connection.execute(
-            sa.select(schema.schema_meta.c.value).where(schema.schema_meta.c.key == "store_uuid")
-        ).scalar_one()
-        return str(found)
+    if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_NOTADB":
+        return errors.StoreUnusable(f"{shown(url)} is not a SQLite database", hint="choose another --db")
+    return errors.StoreUnusable(
+        f"cannot use {shown(url)}: {what}", hint="check the disk and its permissions, or choose another --db"
+    )
 
 
-def upgrade(connection: sa.Connection) -> None:
-    """Run the migrations that are missing; raises `StoreUnusable` when the database is newer than this program."""
-    head = newest_revision()
-    at = current_revision(connection)
-    if at == head:
-        return
-    from alembic import command
-
-    config = _alembic_config()
-    config.attributes["connection"] = connection
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if at is not None and at not in known:
+def _check_clock(connection: sa.Connection, dialect: Dialect) -> None:
+    now = connection.execute(sa.select(dialect.now)).scalar()
+    if now is None or (dialect.name == "sqlite" and abs(now - time.time() * 1000) > 60_000):
         raise errors.StoreUnusable(
-            f"the database is at schema {at}, newer than this program's {head}", hint="update the program"
+            f"the clock of this database gives {now!r}",
+            hint=f"SQLite {sqlite3.sqlite_version} may be too old",
         )
-    command.upgrade(config, "head")
 
 
-def current_revision(connection: sa.Connection) -> str | None:
-    """Return the schema revision a database is at, None for an empty one."""
-    has = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").scalar()
-    if not has:
-        return None
-    found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-    return None if found is None else str(found)
-
-
-def newest_revision() -> str:
-    """Return the revision this program's migrations lead to (file names begin with it)."""
-    return max(p.name.split("_", 1)[0] for p in (MIGRATIONS / "versions").glob("[0-9]*.py"))
-
-
-def _alembic_config() -> Any:  # noqa: ANN401 - alembic is imported only where a migration runs
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    return config
-
-
-def _scripts() -> Any:  # noqa: ANN401 - as above
-    from alembic.script import ScriptDirectory
-
-    return ScriptDirectory.from_config(_alembic_config())
+def _check_edges(connection: sa.Connection, edges: set[tuple[str, str, str]], where: str) -> None:
+    stored = {tuple(row) for row in connection.execute(sa.select(schema.fsm_edges))}
+    if stored != edges:
+        raise errors.StoreUnusable(
+            f"the state machine of {where} differs from this program's by {sorted(stored ^ edges)}",
+            hint="run the program version that made this database, or start a new one with --db",
+        )

@@ -1,190 +1,238 @@
-"""How each kind of fact becomes rows. Called only by the write primitive, which has checked fence and lease."""
+"""How each kind of fact becomes rows. Called only for changes whose guard held, inside the same transaction."""
 
 from __future__ import annotations
 
 import hashlib
 from functools import singledispatch
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from store import errors, rows, schema
-from store.schema import LEDGER_OPEN, artifacts, grades, llm_calls, patches, rewards, sandboxes, steps
+from store import errors, rows
+from store.schema import (
+    LEDGER_OPEN,
+    artifacts,
+    grades,
+    llm_calls,
+    patches,
+    rewards,
+    sandboxes,
+    steps,
+    tasks,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from store.dialect import Dialect
+
+Made = tuple[str, dict[str, Any]]
+"""Name of a statement below and one row of its parameters."""
 
 
-def apply_all(connection: sa.Connection, now: int, lease: rows.Lease, extra: Sequence[rows.Row]) -> None:
-    """Store every fact of `extra`, in order."""
-    for row in extra:
-        apply(row, connection, now, lease)
+def apply_all(
+    connection: sa.Connection, dialect: Dialect, facts: Sequence[tuple[rows.Lease, int, Sequence[rows.Row]]]
+) -> None:
+    """Store every fact of (lease, time, facts), each kind in one statement.
+
+    Raises `errors.Conflict` when a sandbox was not waiting for its create call.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {name: [] for name in _ORDER}
+    for lease, now, extra in facts:
+        for row in extra:
+            for name, parameters in _made(row, now, lease):
+                groups[name].append(parameters)
+    for name, many in groups.items():
+        if not many:
+            continue
+        statement = dialect.insert_missing(artifacts) if name == "artifact" else _STATEMENTS[name]
+        done = connection.execute(statement, many)
+        if name == "live" and done.rowcount != len(many):
+            raise errors.Conflict("a sandbox was not waiting for its create call")
+
+
+def keep(connection: sa.Connection, dialect: Dialect, kept: Iterable[rows.Artifact]) -> None:
+    """Store artifacts unless they are there."""
+    many = [_artifact(artifact)[1] for artifact in kept]
+    if many:
+        connection.execute(dialect.insert_missing(artifacts), many)
+
+
+def keep_tasks(
+    connection: sa.Connection,
+    dialect: Dialect,
+    now: int,
+    new: Sequence[rows.NewRollout | rows.ValidationRow],
+    records: dict[str, rows.Artifact],
+) -> None:
+    """Store task records unless they are there; `records` maps a task's digest to its JSON."""
+    distinct = {row.task_sha256: row for row in new}
+    keep(connection, dialect, [records[digest] for digest in distinct])
+    if distinct:
+        connection.execute(
+            dialect.insert_missing(tasks),
+            [
+                {
+                    "task_sha256": row.task_sha256, "instance_id": row.instance_id,
+                    "dataset_kind": row.dataset_kind, "eval_sha256": row.eval_sha256,
+                    "record": records[row.task_sha256].sha256, "created_at": now,
+                }
+                for row in distinct.values()
+            ],
+        )  # fmt: skip
+
+
+def _next(table: sa.Table, column: sa.Column[int], *more: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
+    """Return the expression that numbers a new row within its rollout (and what `more` says)."""
+    return (
+        sa.select(sa.func.coalesce(sa.func.max(column), 0) + 1)
+        .where(table.c.rollout_id == sa.bindparam("of"), *more)
+        .scalar_subquery()
+    )
+
+
+_OF_FENCE: sa.BindParameter[int] = sa.bindparam("under")
+_STATEMENTS: dict[str, sa.Executable] = {
+    "step": sa.insert(steps),
+    "llm_call": sa.insert(llm_calls).values(
+        call_no=_next(llm_calls, llm_calls.c.call_no, llm_calls.c.fence == _OF_FENCE),
+        source_seq=_next(llm_calls, llm_calls.c.call_no, llm_calls.c.fence == _OF_FENCE),
+    ),
+    "patch": sa.insert(patches).values(n=_next(patches, patches.c.n, patches.c.fence == _OF_FENCE)),
+    "grade": sa.insert(grades).values(
+        run_no=_next(
+            grades,
+            grades.c.run_no,
+            grades.c.patch_sha256 == sa.bindparam("of_patch"),
+            grades.c.grader_digest == sa.bindparam("of_grader"),
+        )
+    ),
+    "reward": sa.insert(rewards),
+    "intent": sa.insert(sandboxes),
+    "live": sa.update(sandboxes)
+    .where(
+        sandboxes.c.key == sa.bindparam("of_key"),
+        sandboxes.c.rollout_id == sa.bindparam("of"),
+        sandboxes.c.fence == _OF_FENCE,
+        sandboxes.c.status == "intent",
+    )
+    .values(
+        status="live",
+        provider_ids=sa.bindparam("ids"),
+        isolation=sa.bindparam("how"),
+        live_at=sa.bindparam("now"),
+        expires_at=sa.bindparam("now") + sandboxes.c.ttl_s * 1000,
+    ),
+    "releasing": sa.update(sandboxes)
+    .where(
+        sandboxes.c.rollout_id == sa.bindparam("of"),
+        sandboxes.c.status.in_(("intent", "live")),
+        sa.or_(sa.bindparam("every", type_=sa.Integer) == 1, sandboxes.c.key == sa.bindparam("of_key")),
+    )
+    .values(status="releasing", release_requested_at=sa.bindparam("now")),
+}
+_ORDER = ("artifact", *_STATEMENTS)
+assert set(LEDGER_OPEN) == {"intent", "live", "releasing"}  # noqa: S101 - `releasing` above names the other two
 
 
 @singledispatch
-def apply(row: object, _connection: sa.Connection, _now: int, _lease: rows.Lease) -> None:
-    """Store one fact under the lease's fence, stamped `now`."""
+def _made(row: object, _now: int, _lease: rows.Lease) -> list[Made]:
     raise TypeError(f"the store knows no row of type {type(row).__name__}")
 
 
-def keep(connection: sa.Connection, artifact: rows.Artifact) -> str:
-    """Store an artifact unless it is there and return its digest."""
-    connection.execute(
-        sqlite_insert(artifacts).on_conflict_do_nothing(),
+def _artifact(artifact: rows.Artifact) -> Made:
+    return (
+        "artifact",
         {"sha256": artifact.sha256, "codec": artifact.codec, "size": artifact.size, "bytes": artifact.stored},
     )
-    return artifact.sha256
 
 
-def keep_task(
-    connection: sa.Connection, now: int, row: rows.NewRollout | rows.ValidationRow, record: rows.Artifact
-) -> None:
-    """Store a task record unless it is there."""
-    connection.execute(
-        sqlite_insert(schema.tasks).on_conflict_do_nothing(),
-        {
-            "task_sha256": row.task_sha256, "instance_id": row.instance_id, "dataset_kind": row.dataset_kind,
-            "eval_sha256": row.eval_sha256, "record": keep(connection, record), "created_at": now,
-        },
-    )  # fmt: skip
+def _whose(lease: rows.Lease) -> dict[str, Any]:
+    return {"rollout_id": lease.rollout_id, "fence": lease.fence}
 
 
-@apply.register
-def _step(row: rows.StepRow, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
+def _numbered(lease: rows.Lease) -> dict[str, Any]:
+    return {"of": lease.rollout_id, "under": lease.fence}
+
+
+@_made.register
+def _(row: rows.StepRow, now: int, lease: rows.Lease) -> list[Made]:
     output = rows.canonical_json(row.output)
-    connection.execute(
-        sa.insert(steps),
-        {
-            "rollout_id": lease.rollout_id, "fence": lease.fence, "attempt_no": lease.attempt_no, "name": row.name,
-            "output": output, "output_sha256": hashlib.sha256(output.encode()).hexdigest(),
-            "tool_calls": row.tool_calls, "format_errors": row.format_errors,
-            "command_timeouts": row.command_timeouts, "truncated_observations": row.truncated_observations,
-            "tool_ms": row.tool_ms, "at": now,
-        },
-    )  # fmt: skip
+    return [
+        (
+            "step",
+            _whose(lease)
+            | {
+                "attempt_no": lease.attempt_no, "name": row.name, "output": output,
+                "output_sha256": hashlib.sha256(output.encode()).hexdigest(), "tool_calls": row.tool_calls,
+                "format_errors": row.format_errors, "command_timeouts": row.command_timeouts,
+                "truncated_observations": row.truncated_observations, "tool_ms": row.tool_ms, "at": now,
+            },
+        )
+    ]  # fmt: skip
 
 
-@apply.register
-def _llm_call(row: rows.LlmCallRow, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
-    call_no = _next(connection, llm_calls, llm_calls.c.call_no, lease)
-    connection.execute(
-        sa.insert(llm_calls),
-        {
-            "rollout_id": lease.rollout_id, "fence": lease.fence, "call_no": call_no, "via": row.via,
-            "source_seq": call_no, "kind": row.kind, "lane": row.lane, "step": row.step, "outcome": row.outcome,
-            "request_sha256": row.request_sha256, "response_id": row.response_id, "model": row.model,
-            "http_status": row.http_status, "finish_reason": row.finish_reason, "prompt_tokens": row.prompt_tokens,
-            "completion_tokens": row.completion_tokens, "cached_tokens": row.cached_tokens,
-            "duration_ms": row.duration_ms, "error": row.error, "at": now,
-        },
-    )  # fmt: skip
+@_made.register
+def _(row: rows.LlmCallRow, now: int, lease: rows.Lease) -> list[Made]:
+    call = {name: getattr(row, name) for name in row.__slots__}
+    return [("llm_call", call | _whose(lease) | _numbered(lease) | {"at": now})]
 
 
-@apply.register
-def _patch(row: rows.PatchRow, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
-    connection.execute(
-        sa.insert(patches),
-        {
-            "rollout_id": lease.rollout_id, "fence": lease.fence,
-            "n": _next(connection, patches, patches.c.n, lease), "sha256": row.artifact.sha256,
-            "artifact": keep(connection, row.artifact), "size": row.artifact.size, "base_commit": row.base_commit,
-            "exit_reason": row.exit_reason, "exit_message": row.exit_message, "files": len(row.paths),
-            "insertions": row.insertions, "deletions": row.deletions, "paths": row.paths, "notes": row.notes, "at": now,
-        },
-    )  # fmt: skip
+@_made.register
+def _(row: rows.PatchRow, now: int, lease: rows.Lease) -> list[Made]:
+    patch = {
+        "sha256": row.artifact.sha256, "artifact": row.artifact.sha256, "size": row.artifact.size,
+        "base_commit": row.base_commit, "exit_reason": row.exit_reason, "exit_message": row.exit_message,
+        "files": len(row.paths), "insertions": row.insertions, "deletions": row.deletions, "paths": row.paths,
+        "notes": row.notes, "at": now,
+    }  # fmt: skip
+    return [_artifact(row.artifact), ("patch", patch | _whose(lease) | _numbered(lease))]
 
 
-@apply.register
-def _grade(row: rows.GradeRow, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
-    same = (
-        grades.c.rollout_id == lease.rollout_id,
-        grades.c.patch_sha256 == row.patch_sha256,
-        grades.c.grader_digest == row.grader_digest,
-    )
-    run_no = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.max(grades.c.run_no), 0) + 1).where(*same)
-    ).scalar()
-    connection.execute(
-        sa.insert(grades),
-        {
-            "grade_id": row.grade_id, "rollout_id": lease.rollout_id, "fence": lease.fence,
-            "patch_sha256": row.patch_sha256, "grader_digest": row.grader_digest, "run_no": run_no,
-            "reason": row.reason, "outcome": row.outcome, "verdict": int(row.verdict), "reward": row.reward,
-            "mask_sample": int(row.mask_sample), "evidence": row.evidence, "f2p_pass": row.f2p_pass,
-            "f2p_total": row.f2p_total, "p2p_pass": row.p2p_pass, "p2p_total": row.p2p_total,
-            "test_map": keep(connection, row.test_map), "log": keep(connection, row.log), "exit_code": row.exit_code,
-            "grader": row.grader, "grader_version": row.grader_version, "task_sha256": row.task_sha256,
-            "eval_sha256": row.eval_sha256, "isolation": row.isolation, "sandbox_key": row.sandbox_key,
-            "flags": row.flags, "duration_s": row.duration_s, "ended_at": now, "error_class": row.error_class,
-            "error_text": row.error_text,
-        },
-    )  # fmt: skip
+@_made.register
+def _(row: rows.GradeRow, now: int, lease: rows.Lease) -> list[Made]:
+    grade = {name: getattr(row, name) for name in row.__slots__}
+    grade |= {
+        "test_map": row.test_map.sha256, "log": row.log.sha256, "verdict": int(row.verdict),
+        "mask_sample": int(row.mask_sample), "ended_at": now, "of": lease.rollout_id,
+        "of_patch": row.patch_sha256, "of_grader": row.grader_digest,
+    }  # fmt: skip
+    return [_artifact(row.test_map), _artifact(row.log), ("grade", grade | _whose(lease))]
 
 
-@apply.register
-def _reward(row: rows.RewardRow, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
+@_made.register
+def _(row: rows.RewardRow, now: int, lease: rows.Lease) -> list[Made]:
     stats = rows.canonical_json(row.stats)
-    connection.execute(
-        sa.insert(rewards),
-        {
-            "rollout_id": lease.rollout_id, "grade_id": row.grade_id, "reward": row.reward,
-            "valid": int(row.reward is not None), "invalid_reason": row.invalid_reason,
-            "reward_fn_version": row.reward_fn_version, "outcome_table": row.outcome_table, "stats": stats,
-            "stats_sha256": hashlib.sha256(stats.encode()).hexdigest(), "at": now,
-        },
-    )  # fmt: skip
+    reward = {
+        "rollout_id": lease.rollout_id, "grade_id": row.grade_id, "reward": row.reward,
+        "valid": int(row.reward is not None), "invalid_reason": row.invalid_reason,
+        "reward_fn_version": row.reward_fn_version, "outcome_table": row.outcome_table, "stats": stats,
+        "stats_sha256": hashlib.sha256(stats.encode()).hexdigest(), "at": now,
+    }  # fmt: skip
+    return [("reward", reward)]
 
 
-@apply.register
-def _intent(row: rows.SandboxIntent, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
-    connection.execute(
-        sa.insert(sandboxes),
-        {
-            "key": row.key, "rollout_id": lease.rollout_id, "fence": lease.fence, "role": row.role,
-            "provider": row.provider, "provider_ref": row.provider_ref, "env_name": row.env_name, "status": "intent",
-            "ttl_s": row.ttl_s, "intent_at": now, "create_deadline": now + round(row.create_timeout_s * 1000),
-        },
-    )  # fmt: skip
+@_made.register
+def _(row: rows.SandboxIntent, now: int, lease: rows.Lease) -> list[Made]:
+    intent = {
+        "key": row.key, "role": row.role, "provider": row.provider, "provider_ref": row.provider_ref,
+        "env_name": row.env_name, "status": "intent", "ttl_s": row.ttl_s, "intent_at": now,
+        "create_deadline": now + round(row.create_timeout_s * 1000),
+    }  # fmt: skip
+    return [("intent", intent | _whose(lease))]
 
 
-@apply.register
-def _live(row: rows.SandboxLive, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
-    changed = connection.execute(
-        sa.update(sandboxes)
-        .where(
-            sandboxes.c.key == row.key,
-            sandboxes.c.rollout_id == lease.rollout_id,
-            sandboxes.c.fence == lease.fence,
-            sandboxes.c.status == "intent",
+@_made.register
+def _(row: rows.SandboxLive, now: int, lease: rows.Lease) -> list[Made]:
+    live = {"of_key": row.key, "ids": row.provider_ids, "how": row.isolation, "now": now}
+    return [("live", live | _numbered(lease))]
+
+
+@_made.register
+def _(row: rows.SandboxReleasing, now: int, lease: rows.Lease) -> list[Made]:
+    return [
+        (
+            "releasing",
+            {"of": lease.rollout_id, "every": int(row.key is None), "of_key": row.key or "", "now": now},
         )
-        .values(
-            status="live",
-            provider_ids=row.provider_ids,
-            isolation=row.isolation,
-            live_at=now,
-            expires_at=now + sandboxes.c.ttl_s * 1000,
-        )
-        .returning(sandboxes.c.key)
-    ).fetchall()
-    if len(changed) != 1:
-        raise errors.Conflict(f"sandbox {row.key} was not waiting for its create call")
-
-
-@apply.register
-def _releasing(row: rows.SandboxReleasing, connection: sa.Connection, now: int, lease: rows.Lease) -> None:
-    which = sandboxes.c.key == row.key if row.key is not None else sandboxes.c.status.in_(LEDGER_OPEN)
-    connection.execute(
-        sa.update(sandboxes)
-        .where(sandboxes.c.rollout_id == lease.rollout_id, sandboxes.c.status.in_(("intent", "live")), which)
-        .values(status="releasing", release_requested_at=now)
-    )
-
-
-def _next(connection: sa.Connection, table: sa.Table, column: sa.Column[int], lease: rows.Lease) -> int:
-    found = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.max(column), 0) + 1).where(
-            table.c.rollout_id == lease.rollout_id, table.c.fence == lease.fence
-        )
-    ).scalar_one()
-    return int(found)
+    ]

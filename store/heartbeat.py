@@ -1,13 +1,21 @@
-"""Keeps this process's leases alive and says at once when one is lost or a person asked to cancel."""
+"""Keeps this process's leases alive from a thread and a connection of its own, so that a busy event loop loses none.
+
+A loop that hangs must lose them: its leases are not renewed once it has not ticked for half their time to live.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from store import errors
-from store.rollouts import DEFAULT_TTL_S
+import sqlalchemy as sa
+
+from store import engine, failpoints, leases
+from store.dialect import is_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,50 +25,141 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SAY_EVERY_S = 30.0
+
+
+def boot_s() -> float:
+    """Return seconds since boot, suspension included: the monotonic clock stands still while a machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    lost: Callable[[str], None]
+    loop: asyncio.AbstractEventLoop
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """When an event loop last showed that it runs."""
+
+    at_s: float
+    asked: bool = False
+
+
+@dataclass(slots=True)
+class _Leases:
+    held: dict[str, _Held] = field(default_factory=dict)
+    pulses: dict[asyncio.AbstractEventLoop, _Pulse] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
 
 class Heartbeat:
-    """Renews every held lease each third of its time to live. Use as an async context."""
+    """Renews every held lease each third of its time to live. Use as an async context.
 
-    def __init__(self, store: Store, *, ttl_s: float = DEFAULT_TTL_S) -> None:
+    A lease that ran out while the store or this process was away is taken back when nobody claimed it meanwhile.
+    """
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = boot_s) -> None:
         self._store = store
-        self._ttl_s = ttl_s
-        self._held: dict[str, tuple[Lease, Callable[[str], None]]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._clock = clock
+        self._leases = _Leases()
+        self._stop = threading.Event()
+        self._said_s = float("-inf")
+        self._engine: sa.Engine | None = None
+        self._thread: threading.Thread | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run(), name="heartbeat")
+        self._engine = engine.write_engine(self._store.url)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        elif self._engine is not None:
+            self._engine.dispose()
 
     def hold(self, lease: Lease, lost: Callable[[str], None]) -> None:
-        """Renew `lease` from now on; `lost` is called once, with `lost` or `cancelled`, when the work must stop."""
-        self._held[lease.rollout_id] = (lease, lost)
+        """Renew `lease` from now on; `lost` is called once on this loop, with `lost` or `cancelled`."""
+        loop = asyncio.get_running_loop()
+        with self._leases.lock:
+            self._leases.held[lease.rollout_id] = _Held(lease, lost, loop)
+            self._leases.pulses.setdefault(loop, _Pulse(self._clock())).at_s = self._clock()
 
     def drop(self, lease: Lease) -> None:
         """Stop renewing."""
-        held = self._held.get(lease.rollout_id)
-        if held is not None and held[0].fence == lease.fence:
-            del self._held[lease.rollout_id]
+        with self._leases.lock:
+            held = self._leases.held.get(lease.rollout_id)
+            if held is not None and held.lease.fence == lease.fence:
+                del self._leases.held[lease.rollout_id]
 
-    async def beat(self) -> None:
-        """Renew everything once."""
-        held = dict(self._held)
-        kept = await self._store.heartbeat([lease for lease, _ in held.values()], ttl_s=self._ttl_s)
-        for rollout_id, (lease, lost) in held.items():
-            why = "lost" if rollout_id not in kept else "cancelled" if kept[rollout_id] else ""
-            current = self._held.get(rollout_id)
-            if why and current is not None and current[0] is lease:
-                del self._held[rollout_id]
-                lost(why)
+    def _run(self) -> None:
+        while not self._stop.wait(self._store.ttl_s / 3):
+            self.beat()
+        if self._engine is not None:
+            self._engine.dispose()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._ttl_s / 3)
+    def beat(self) -> None:
+        """Renew everything once; called by the thread, and by tests in its place."""
+        now_s = self._clock()
+        with self._leases.lock:
+            held = [h for h in self._leases.held.values() if self._ticks(h, now_s)]
+        try:
+            kept = self._extend(held)
+        except sa.exc.DBAPIError as e:
+            if not is_trouble(e):
+                raise
+            if now_s - self._said_s >= _SAY_EVERY_S:
+                self._said_s = now_s
+                logger.warning("leases cannot be renewed: %s", e.orig)
+            return
+        for h in held:
+            why = (
+                "lost" if h.lease.rollout_id not in kept else "cancelled" if kept[h.lease.rollout_id] else ""
+            )
+            if why:
+                self._tell(h, why)
+
+    def _ticks(self, held: _Held, now_s: float) -> bool:
+        """Say whether the lease's loop has run lately, and ask it for the next sign of life."""
+        pulse = self._leases.pulses[held.loop]
+        if not pulse.asked:
+            pulse.asked = True
+
+            def tick() -> None:
+                pulse.at_s, pulse.asked = self._clock(), False
+
             try:
-                await self.beat()
-            except errors.StoreUnreachable as e:
-                logger.warning("leases were not renewed: %s", e)
+                held.loop.call_soon_threadsafe(tick)
+            except RuntimeError:
+                return False
+        return now_s - pulse.at_s < self._store.ttl_s / 2
+
+    def _extend(self, held: list[_Held]) -> dict[str, bool]:
+        if self._engine is None:
+            self._engine = engine.write_engine(self._store.url)
+        pairs = [(h.lease.rollout_id, h.lease.fence) for h in held]
+        ttl_ms = round(self._store.ttl_s * 1000)
+        worker_id, dialect = self._store.worker.worker_id, self._store.dialect
+        with engine.ticket(self._store.url), self._engine.begin() as connection:
+            kept = leases.renew(connection, dialect, worker_id, pairs, ttl_ms=ttl_ms)
+            ran_out = [pair for pair in pairs if pair[0] not in kept]
+            kept |= leases.reacquire(connection, dialect, worker_id, ran_out, ttl_ms=ttl_ms)
+            failpoints.hit("heartbeat.before_commit")
+        failpoints.hit("heartbeat.after_commit")
+        return kept
+
+    def _tell(self, held: _Held, why: str) -> None:
+        with self._leases.lock:
+            current = self._leases.held.get(held.lease.rollout_id)
+            if current is not held:
+                return
+            del self._leases.held[held.lease.rollout_id]
+        try:
+            held.loop.call_soon_threadsafe(held.lost, why)
+        except RuntimeError:
+            return  # the loop that held the lease is closed: nobody works on it

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from store import engine, errors, rows, schema
+from store import engine, errors, place, questions, rows, schema
+from store.dialect import is_trouble
 from store.schema import artifacts, attempts, grades, llm_calls, patches, rewards, rollouts, sandboxes, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+_RETRY_S = 0.5
 
 Record = dict[str, Any]
 """One row as column name -> value."""
@@ -31,41 +33,50 @@ _PER_ROLLOUT: dict[str, tuple[sa.Table, tuple[sa.Column[Any], ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class QueryResult:
-    """Rows of a person's query; `cut` says that the row limit left some out."""
-
-    columns: list[str]
-    rows: list[tuple[Any, ...]]
-    cut: bool
-
-
 class History:
-    """Queries over one database. Opening it connects to nothing."""
+    """Queries over one database, from any event loop. Opening it connects to nothing.
 
-    def __init__(self, url: sa.URL) -> None:
-        self._path = engine.file_of(url)
-        self._engine = engine.read_engine(url)
+    While the database cannot be reached, reads wait up to `outage_s`, then raise `errors.StoreUnreachable`.
+    """
+
+    def __init__(self, url: sa.URL, *, outage_s: float = 0.0) -> None:
+        self._url = url
+        self._outage_s = outage_s
+        self._engines: dict[asyncio.AbstractEventLoop, AsyncEngine] = {}
 
     @classmethod
     def of(cls, url: str) -> History:
         """Read an existing database; raises `errors.StoreUnusable` when there is none."""
         parsed = engine.parse_url(url)
-        engine.check_place(engine.file_of(parsed), create=False)
+        if parsed.get_backend_name() == "sqlite":
+            place.check(place.file_of(parsed), create=False)
         return cls(parsed)
 
     async def close(self) -> None:
-        """Let go of every connection."""
-        await self._engine.dispose()
+        """Let go of the connections of this event loop, and of loops that are closed."""
+        here = asyncio.get_running_loop()
+        for loop in [loop for loop in self._engines if loop is here or loop.is_closed()]:
+            await self._engines.pop(loop).dispose(close=loop is here)
 
     async def _all(self, query: sa.Select[Any]) -> list[Record]:
-        try:
-            async with self._engine.connect() as connection:
-                return [dict(row._mapping) for row in await connection.execute(query)]
-        except sa.exc.DatabaseError as e:
-            raise errors.StoreUnusable(
-                f"cannot read {self._path}: {e.orig}", hint="is this a database of this program's version?"
-            ) from e
+        """Run a query; connections belong to the event loop that made them."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._engines:
+            self._engines[loop] = engine.read_engine(self._url)
+        started = loop.time()
+        while True:
+            try:
+                async with self._engines[loop].connect() as connection:
+                    return [dict(row._mapping) for row in await connection.execute(query)]
+            except sa.exc.DBAPIError as e:
+                if not is_trouble(e):
+                    raise errors.StoreUnusable(
+                        f"cannot read {engine.shown(self._url)}: {e.orig}",
+                        hint="is this a database of this program's version?",
+                    ) from e
+                if loop.time() - started >= self._outage_s:
+                    raise engine.explained(e, self._url) from e
+            await asyncio.sleep(_RETRY_S)
 
     async def rollout(self, rollout_id: str) -> Record | None:
         """Return the rollout's row, or None."""
@@ -161,44 +172,10 @@ class History:
         query = sa.select(rollouts.c.run_id).where(sa.or_(rollouts.c.run_id == name, like)).distinct()
         return [str(row["run_id"]) for row in await self._all(query)]
 
-    async def sql(self, query: str, *, limit: int, timeout_s: float) -> QueryResult:
+    async def sql(self, query: str, *, limit: int, timeout_s: float) -> questions.QueryResult:
         """Run a person's query: read-only in the engine, with a row and a time limit.
 
         Raises `errors.StoreUnusable` for a statement that fails, writes, or takes too long.
         """
-        return await asyncio.to_thread(_guarded, self._path.as_uri() + "?mode=ro", query, limit, timeout_s)
-
-
-_READS = frozenset(
-    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-)
-_FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "writefile", "edit", "fts3_tokenizer"})
-
-
-def _guarded(uri: str, query: str, limit: int, timeout_s: float) -> QueryResult:
-    deadline = time.monotonic() + timeout_s
-
-    def authorise(action: int, _one: str | None, two: str | None, _db: str | None, _by: str | None) -> int:
-        if action == sqlite3.SQLITE_FUNCTION and two in _FORBIDDEN_FUNCTIONS:
-            return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
-
-    connection = sqlite3.connect(uri, uri=True)
-    try:
-        connection.set_authorizer(authorise)
-        connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
-        cursor = connection.execute(query)
-        found = cursor.fetchmany(limit + 1)
-        columns = [column[0] for column in cursor.description or ()]
-    except (sqlite3.Error, sqlite3.Warning) as e:
-        if "interrupted" in str(e):
-            raise errors.StoreUnusable(
-                f"the query took longer than {timeout_s:g} s", hint="narrow it, or raise --timeout"
-            ) from e
-        why = "only SELECT is allowed here" if "authoriz" in str(e) else str(e)
-        raise errors.StoreUnusable(
-            f"the query was refused: {why}", hint="see the tables with `rollouts sql --schema`"
-        ) from e
-    finally:
-        connection.close()
-    return QueryResult(columns=columns, rows=found[:limit], cut=len(found) > limit)
+        ask = questions.sqlite if self._url.get_backend_name() == "sqlite" else questions.postgresql
+        return await asyncio.to_thread(ask, self._url, query, limit, timeout_s)

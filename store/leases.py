@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from store import errors, evidence, rows
-from store.schema import TERMINAL, attempts, rollouts, validations, workers
+from store.schema import IS_LIVE, attempts, rollouts, validations, workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from store.dialect import Dialect
     from store.workers import WorkerIdentity
 
-Now = sa.ColumnElement[int]
 
-
-def register(connection: sa.Connection, now: Now, worker: WorkerIdentity) -> None:
+def register(connection: sa.Connection, dialect: Dialect, worker: WorkerIdentity) -> None:
     """Write down this process before it claims anything."""
-    at = _now(connection, now)
+    at = now(connection, dialect)
     connection.execute(
         sa.insert(workers),
         {
@@ -30,50 +29,61 @@ def register(connection: sa.Connection, now: Now, worker: WorkerIdentity) -> Non
     )  # fmt: skip
 
 
-def stop(connection: sa.Connection, now: Now, worker_id: str) -> None:
+def stop(connection: sa.Connection, dialect: Dialect, worker_id: str) -> None:
     """Write down that this process ends on its own."""
     connection.execute(
         sa.update(workers)
         .where(workers.c.worker_id == worker_id)
-        .values(stopping=1, heartbeat_at=_now(connection, now))
+        .values(stopping=1, heartbeat_at=dialect.now)
     )
 
 
 def submit(
-    connection: sa.Connection, now: Now, new: Sequence[rows.NewRollout], records: dict[str, rows.Artifact]
+    connection: sa.Connection,
+    dialect: Dialect,
+    new: Sequence[rows.NewRollout],
+    records: dict[str, rows.Artifact],
 ) -> list[tuple[str, bool]]:
     """Insert the rollouts that do not exist yet; return (id, is new) for each, in order.
 
     Raises `errors.Conflict` when a key exists with another request.
     """
-    at = _now(connection, now)
-    answer = []
+    at = now(connection, dialect)
+    evidence.keep_tasks(connection, dialect, at, new, records)
+    mine = {row.id for row in new}
+    for part in _parts(new):
+        connection.execute(
+            dialect.insert_missing(rollouts),
+            [_values(row) | {"created_at": at, "updated_at": at} for row in part],
+        )
+    stored: dict[str, sa.Row[Any]] = {}
+    for part in _parts(new):
+        wanted = sa.select(rollouts.c.idem_key, rollouts.c.id, rollouts.c.request_sha256).where(
+            rollouts.c.idem_key.in_([row.idem_key for row in part])
+        )
+        stored |= {row.idem_key: row for row in connection.execute(wanted)}
     for row in new:
-        found = connection.execute(
-            sa.select(rollouts.c.id, rollouts.c.request_sha256).where(rollouts.c.idem_key == row.idem_key)
-        ).first()
-        if found is not None:
-            if found.request_sha256 != row.request_sha256:
-                raise errors.Conflict(
-                    f"rollout {found.id} has this key already, for another request",
-                    hint="use a new run name or key for a changed task, model or configuration",
-                )
-            answer.append((str(found.id), False))
-            continue
-        evidence.keep_task(connection, at, row, records[row.task_sha256])
-        connection.execute(sa.insert(rollouts), _values(row) | {"created_at": at, "updated_at": at})
-        answer.append((row.id, True))
-    return answer
+        found = stored[row.idem_key]
+        if found.request_sha256 != row.request_sha256:
+            raise errors.Conflict(
+                f"rollout {found.id} has this key already, for another request",
+                hint="use a new run name or key for a changed task, model or configuration",
+            )
+    return [(str(stored[row.idem_key].id), stored[row.idem_key].id in mine) for row in new]
+
+
+def _parts(new: Sequence[rows.NewRollout], size: int = 500) -> list[Sequence[rows.NewRollout]]:
+    return [new[start : start + size] for start in range(0, len(new), size)]
 
 
 def _values(row: rows.NewRollout) -> dict[str, Any]:
-    names = [c.name for c in rollouts.columns]
+    names = {c.name for c in rollouts.columns}
     return {name: getattr(row, name) for name in row.__slots__ if name in names}
 
 
 def claim(
     connection: sa.Connection,
-    now: Now,
+    dialect: Dialect,
     worker: WorkerIdentity,
     *,
     ttl_ms: int,
@@ -85,25 +95,30 @@ def claim(
 
     An attempt that its owner never ended is closed as `crashed` and counted.
     """
-    at = _now(connection, now)
-    wanted = [
-        rollouts.c.state.not_in(TERMINAL),
-        rollouts.c.not_before <= at,
-        sa.or_(rollouts.c.lease_until.is_(None), rollouts.c.lease_until < at),
-    ]
+    due = (
+        sa.select(rollouts.c.id)
+        .where(
+            IS_LIVE,
+            rollouts.c.not_before <= dialect.now,
+            sa.or_(rollouts.c.lease_until.is_(None), rollouts.c.lease_until < dialect.now),
+        )
+        .order_by(rollouts.c.not_before, rollouts.c.id)
+        .limit(limit)
+    )
     if run_id is not None:
-        wanted.append(rollouts.c.run_id == run_id)
+        due = due.where(rollouts.c.run_id == run_id)
     if ids is not None:
-        wanted.append(rollouts.c.id.in_(ids))
-    due = connection.execute(
-        sa.select(rollouts.c.id).where(*wanted).order_by(rollouts.c.not_before, rollouts.c.id).limit(limit)
-    ).scalars()
-    return [_take(connection, at, worker, rollout_id, ttl_ms) for rollout_id in list(due)]
+        due = due.where(rollouts.c.id.in_(ids))
+    if dialect.name != "sqlite":
+        due = due.with_for_update(skip_locked=True)
+    taken = sorted(str(rollout_id) for rollout_id in connection.execute(due).scalars())
+    return [_take(connection, dialect, worker, rollout_id, ttl_ms) for rollout_id in taken]
 
 
 def _take(
-    connection: sa.Connection, at: int, worker: WorkerIdentity, rollout_id: str, ttl_ms: int
+    connection: sa.Connection, dialect: Dialect, worker: WorkerIdentity, rollout_id: str, ttl_ms: int
 ) -> rows.Lease:
+    at = now(connection, dialect)
     last = connection.execute(
         sa.select(attempts.c.fence, attempts.c.attempt_no, attempts.c.outcome)
         .where(attempts.c.rollout_id == rollout_id)
@@ -118,7 +133,7 @@ def _take(
             .values(ended_at=at, outcome="crashed")
         )
     attempt_no = 1 if last is None else last.attempt_no + 1
-    taken = connection.execute(
+    (row,) = connection.execute(
         sa.update(rollouts)
         .where(rollouts.c.id == rollout_id)
         .values(
@@ -131,7 +146,6 @@ def _take(
         )
         .returning(rollouts.c.fence, rollouts.c.version, rollouts.c.state)
     ).fetchall()
-    (row,) = taken
     connection.execute(
         sa.insert(attempts),
         {
@@ -139,47 +153,94 @@ def _take(
             "code_version": worker.code_version, "claimed_at": at,
         },
     )  # fmt: skip
-    previous = "crashed" if crashed else (None if last is None else str(last.outcome))
     return rows.Lease(
         rollout_id=rollout_id,
         fence=row.fence,
         attempt_no=attempt_no,
         version=row.version,
         state=row.state,
-        previous=previous,
+        previous="crashed" if crashed else (None if last is None else str(last.outcome)),
     )
 
 
-def heartbeat(
-    connection: sa.Connection, now: Now, worker_id: str, held: Sequence[tuple[str, int]], *, ttl_ms: int
+_HELD = {"i": str, "f": int}
+_RENEW = """UPDATE rollouts SET lease_until = {now} + :ttl FROM {rows}
+  WHERE rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_owner = :worker
+    AND rollouts.lease_until > {now}
+  RETURNING {id} AS id, cancel_requested_at"""
+_REACQUIRE = """UPDATE rollouts SET lease_until = {now} + :ttl FROM {rows}
+  WHERE rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_owner = :worker
+  RETURNING {id} AS id, cancel_requested_at"""
+
+
+def renew(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker_id: str,
+    held: Sequence[tuple[str, int]],
+    *,
+    ttl_ms: int,
 ) -> dict[str, bool]:
-    """Renew the leases that are still ours; return id -> "a person asked to cancel it". Missing ids are lost."""
-    at = _now(connection, now)
-    connection.execute(sa.update(workers).where(workers.c.worker_id == worker_id).values(heartbeat_at=at))
-    kept: dict[str, bool] = {}
-    for rollout_id, fence in held:
-        renewed = connection.execute(
-            sa.update(rollouts)
-            .where(
-                rollouts.c.id == rollout_id,
-                rollouts.c.fence == fence,
-                rollouts.c.lease_owner == worker_id,
-                rollouts.c.lease_until > at,
-            )
-            .values(lease_until=at + ttl_ms)
-            .returning(rollouts.c.cancel_requested_at)
-        ).fetchall()
-        if renewed:
-            kept[rollout_id] = renewed[0].cancel_requested_at is not None
-    return kept
+    """Extend leases that have not run out; return id -> "a person asked to cancel it". Missing ids are not ours now."""
+    connection.execute(
+        sa.update(workers).where(workers.c.worker_id == worker_id).values(heartbeat_at=dialect.now)
+    )
+    return _extend(connection, dialect, _RENEW, worker_id, held, ttl_ms)
+
+
+def reacquire(
+    connection: sa.Connection,
+    dialect: Dialect,
+    worker_id: str,
+    held: Sequence[tuple[str, int]],
+    *,
+    ttl_ms: int,
+) -> dict[str, bool]:
+    """Extend leases that ran out while nobody claimed: an unchanged fence and owner is the proof of that."""
+    return _extend(connection, dialect, _REACQUIRE, worker_id, held, ttl_ms)
+
+
+def _extend(
+    connection: sa.Connection,
+    dialect: Dialect,
+    statement: str,
+    worker_id: str,
+    held: Sequence[tuple[str, int]],
+    ttl_ms: int,
+) -> dict[str, bool]:
+    if not held:
+        return {}
+    items = rows.canonical_json([{"i": i, "f": f} for i, f in sorted(held)])
+    if dialect.name != "sqlite":
+        locked = f"SELECT r.id FROM {dialect.rows_of(_HELD)} JOIN rollouts r ON r.id = item.i ORDER BY r.id FOR UPDATE OF r"
+        connection.execute(sa.text(locked), {"items": items})
+    text = statement.format(
+        now=dialect.now_sql,
+        rows=dialect.rows_of(_HELD),
+        id="id" if dialect.name == "sqlite" else "rollouts.id",
+    )
+    done = connection.execute(sa.text(text), {"items": items, "ttl": ttl_ms, "worker": worker_id}).fetchall()
+    return {row.id: row.cancel_requested_at is not None for row in done}
+
+
+def request_cancel(connection: sa.Connection, dialect: Dialect, rollout_id: str) -> bool:
+    """Ask the owner of a rollout to stop it; False when it is graded, over or unknown."""
+    changed = connection.execute(
+        sa.update(rollouts)
+        .where(rollouts.c.id == rollout_id, IS_LIVE, rollouts.c.state != "graded")
+        .values(cancel_requested_at=dialect.now)
+        .returning(rollouts.c.id)
+    ).fetchall()
+    return bool(changed)
 
 
 def record_validation(
-    connection: sa.Connection, now: Now, row: rows.ValidationRow, record: rows.Artifact
+    connection: sa.Connection, dialect: Dialect, row: rows.ValidationRow, record: rows.Artifact
 ) -> None:
     """Store one control run of a task."""
-    at = _now(connection, now)
-    evidence.keep_task(connection, at, row, record)
+    at = now(connection, dialect)
+    evidence.keep_tasks(connection, dialect, at, [row], {row.task_sha256: record})
+    evidence.keep(connection, dialect, [row.test_map, row.log])
     run_no = connection.execute(
         sa.select(sa.func.coalesce(sa.func.max(validations.c.run_no), 0) + 1).where(
             validations.c.task_sha256 == row.task_sha256,
@@ -192,11 +253,11 @@ def record_validation(
         {
             "task_sha256": row.task_sha256, "grader_digest": row.grader_digest, "run_no": run_no, "patch": row.patch,
             "outcome": row.outcome, "as_expected": int(row.as_expected), "reasons": row.reasons,
-            "test_map": evidence.keep(connection, row.test_map), "log": evidence.keep(connection, row.log),
-            "duration_s": row.duration_s, "at": at,
+            "test_map": row.test_map.sha256, "log": row.log.sha256, "duration_s": row.duration_s, "at": at,
         },
     )  # fmt: skip
 
 
-def _now(connection: sa.Connection, now: Now) -> int:
-    return int(connection.execute(sa.select(now)).scalar_one())
+def now(connection: sa.Connection, dialect: Dialect) -> int:
+    """Return the database's clock."""
+    return int(connection.execute(sa.select(dialect.now)).scalar_one())

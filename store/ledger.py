@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from store.schema import sandboxes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from store.dialect import Dialect
 
 
 def next_ordinal(connection: sa.Connection, rollout_id: str, fence: int) -> int:
@@ -20,12 +20,12 @@ def next_ordinal(connection: sa.Connection, rollout_id: str, fence: int) -> int:
     return int(found)
 
 
-def close(connection: sa.Connection, now: sa.ColumnElement[int], key: str, proof: str) -> bool:
+def close(connection: sa.Connection, dialect: Dialect, key: str, proof: str) -> bool:
     """Mark a sandbox released with the provider's proof; False when it was closed before."""
     changed = connection.execute(
         sa.update(sandboxes)
         .where(sandboxes.c.key == key, sandboxes.c.status == "releasing")
-        .values(status="released", released_at=now, proof=proof, last_error=None)
+        .values(status="released", released_at=dialect.now, proof=proof, last_error=None)
         .returning(sandboxes.c.key)
     ).fetchall()
     return bool(changed)
@@ -37,16 +37,4 @@ def note_failed_release(connection: sa.Connection, key: str, error: str) -> None
         sa.update(sandboxes)
         .where(sandboxes.c.key == key, sandboxes.c.status == "releasing")
         .values(release_attempts=sandboxes.c.release_attempts + 1, last_error=error)
-    )
-
-
-def open_of(connection: sa.Connection, rollout_ids: Sequence[str]) -> list[str]:
-    """Return the keys of open ledger rows of these rollouts."""
-    return list(
-        connection.execute(
-            sa.select(sandboxes.c.key).where(
-                sandboxes.c.rollout_id.in_(rollout_ids),
-                sandboxes.c.status.in_(("intent", "live", "releasing")),
-            )
-        ).scalars()
     )

@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-import sqlalchemy as sa
-
-from store import engine, errors, leases, ledger, primitive, rows
+from store import engine, leases, ledger, rows
+from store.changes import Change
+from store.dialect import Dialect
 from store.history import History
-from store.schema import SQLITE_NOW
 from store.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import sqlalchemy as sa
+
     from store.workers import WorkerIdentity
 
 DEFAULT_TTL_S = 60.0
+DEFAULT_OUTAGE_S = 900.0
 
 
 class Store:
     """One open database. `open` it, `close` it; every write is durable when its await returns.
 
-    Writes raise `errors.StoreUnreachable` when the database failed: the outcome is then unknown and must be re-read.
+    Usable from several event loops and threads of one process. While the database cannot be reached, writes and reads
+    wait up to the outage limit; then they raise `errors.StoreUnreachable`, and a write's outcome has to be re-read.
     """
 
     def __init__(
-        self, *, worker: WorkerIdentity, uuid: str, writer: Writer, history: History, now_sql: str
+        self,
+        url: sa.URL,
+        *,
+        worker: WorkerIdentity,
+        uuid: str,
+        dialect: Dialect,
+        ttl_s: float,
+        outage_s: float,
     ) -> None:
+        self.url = url
         self.worker = worker
         self.uuid = uuid
-        self.history = history
-        self._writer = writer
-        self._now: sa.ColumnElement[int] = sa.literal_column(now_sql, sa.BigInteger)
+        self.dialect = dialect
+        self.ttl_s = ttl_s
+        """How long a lease lasts without renewal."""
+        self.history = History(url, outage_s=outage_s)
+        self._writer = Writer(
+            engine.write_engine(url),
+            dialect,
+            worker.worker_id,
+            ticket=partial(engine.ticket, url),
+            outage_s=outage_s,
+        )
 
     @classmethod
     async def open(
@@ -43,36 +63,31 @@ class Store:
         worker: WorkerIdentity,
         edges: Iterable[tuple[str, str, str]],
         new_uuid: str,
-        now_sql: str = SQLITE_NOW,
+        now_sql: str | None = None,
+        ttl_s: float = DEFAULT_TTL_S,
+        outage_s: float = DEFAULT_OUTAGE_S,
     ) -> Self:
         """Open or create the database at `url` and register this worker.
 
         `edges` are the state machine's (source, trigger, destination); `new_uuid` names a store made by this call;
-        `now_sql` is the SQL that gives epoch milliseconds. Raises `errors.StoreUnusable` or `StoreUnreachable`.
+        `now_sql` replaces the SQL that gives epoch milliseconds; `outage_s` is how long to wait for a database that is
+        away. Raises `errors.StoreUnusable` or `StoreUnreachable`.
         """
         parsed = engine.parse_url(url)
-        path = engine.file_of(parsed)
-        writing = engine.write_engine(parsed)
-
-        def prepare() -> str:
-            engine.check_place(path, create=True)
-            return engine.prepare(writing, path, set(edges), store_uuid=new_uuid)
-
+        uuid = await asyncio.to_thread(engine.prepare, parsed, set(edges), store_uuid=new_uuid)
+        dialect = Dialect.of(parsed, now_sql)
+        store = cls(parsed, worker=worker, uuid=uuid, dialect=dialect, ttl_s=ttl_s, outage_s=outage_s)
         try:
-            uuid = await asyncio.to_thread(prepare)
-        except sa.exc.DatabaseError as e:
-            raise errors.StoreUnusable(f"cannot open {path}: {e.orig}", hint="choose another --db") from e
-        finally:
-            await asyncio.to_thread(writing.dispose)
-        writer = Writer(engine.write_engine(parsed), lambda: engine.ticket(path))
-        store = cls(worker=worker, uuid=uuid, writer=writer, history=History(parsed), now_sql=now_sql)
-        await writer.write(lambda c: leases.register(c, store._now, worker))
+            await store._writer.write("register", lambda c: leases.register(c, dialect, worker))
+        except BaseException:
+            await store._writer.close()
+            raise
         return store
 
     async def close(self) -> None:
         """Commit what is queued, say that this worker stops, and let go of every connection."""
         try:
-            await self._writer.write(lambda c: leases.stop(c, self._now, self.worker.worker_id))
+            await self._writer.write("stop", lambda c: leases.stop(c, self.dialect, self.worker.worker_id))
         finally:
             await self._writer.close()
             await self.history.close()
@@ -85,7 +100,7 @@ class Store:
         records = await asyncio.to_thread(
             lambda: {row.task_sha256: rows.Artifact.of(row.task_json.encode()) for row in new}
         )
-        return await self._writer.write(lambda c: leases.submit(c, self._now, new, records))
+        return await self._writer.write("submit", lambda c: leases.submit(c, self.dialect, new, records))
 
     async def claim(
         self,
@@ -93,20 +108,31 @@ class Store:
         limit: int,
         run_id: str | None = None,
         ids: Sequence[str] | None = None,
-        ttl_s: float = DEFAULT_TTL_S,
+        ttl_s: float | None = None,
     ) -> list[rows.Lease]:
         """Take up to `limit` rollouts that are due and that nobody holds."""
+        ttl_ms = round((self.ttl_s if ttl_s is None else ttl_s) * 1000)
         return await self._writer.write(
+            "claim",
             lambda c: leases.claim(
-                c, self._now, self.worker, ttl_ms=round(ttl_s * 1000), limit=limit, run_id=run_id, ids=ids
-            )
+                c, self.dialect, self.worker, ttl_ms=ttl_ms, limit=limit, run_id=run_id, ids=ids
+            ),
         )
 
-    async def heartbeat(self, held: Sequence[rows.Lease], *, ttl_s: float = DEFAULT_TTL_S) -> dict[str, bool]:
-        """Renew leases; return id -> "cancel requested" for those still ours."""
-        pairs = [(lease.rollout_id, lease.fence) for lease in held]
+    async def reacquire(self, lease: rows.Lease) -> bool:
+        """Take back a lease that ran out; False when somebody claimed the rollout meanwhile."""
+        pair = (lease.rollout_id, lease.fence)
+        ttl_ms = round(self.ttl_s * 1000)
+        kept = await self._writer.write(
+            "reacquire",
+            lambda c: leases.reacquire(c, self.dialect, self.worker.worker_id, [pair], ttl_ms=ttl_ms),
+        )
+        return lease.rollout_id in kept
+
+    async def request_cancel(self, rollout_id: str) -> bool:
+        """Ask the owner of a rollout to stop it (it hears with its next heartbeat); False when it is too late."""
         return await self._writer.write(
-            lambda c: leases.heartbeat(c, self._now, self.worker.worker_id, pairs, ttl_ms=round(ttl_s * 1000))
+            "request_cancel", lambda c: leases.request_cancel(c, self.dialect, rollout_id)
         )
 
     async def transition(
@@ -123,21 +149,22 @@ class Store:
     ) -> rows.Outcome:
         """Make one move of the state machine together with its evidence, in one transaction.
 
-        `failure` is (failure class, message) for the trigger `fail`. Raises `errors.IllegalTransition`.
+        `failure` is (failure class, message) for the trigger `fail`. Raises `errors.IllegalTransition` or `Conflict`.
         """
-        move = primitive.Move(
-            lease=lease,
-            trigger=trigger,
-            payload=payload or {},
-            extra=extra,
-            op_id=op_id,
-            actor=self.worker.worker_id,
-            cancellable=cancellable,
-            give_back=give_back,
-            failure_class=failure[0] if failure else None,
-            failure_msg=failure[1] if failure else None,
+        return await self._writer.change(
+            Change(
+                lease=lease,
+                trigger=trigger,
+                payload=payload or {},
+                extra=extra,
+                op_id=op_id,
+                actor=self.worker.worker_id,
+                cancellable=cancellable,
+                give_back=give_back,
+                failure_class=failure[0] if failure else None,
+                failure_msg=failure[1] if failure else None,
+            )
         )
-        return await self._writer.write(lambda c: primitive.transition(c, self._now, move))
 
     async def record(
         self,
@@ -148,23 +175,25 @@ class Store:
         give_back: rows.GiveBack | None = None,
     ) -> rows.Outcome:
         """Store evidence under the lease without a move; may spend a budget or end the attempt."""
-        return await self._writer.write(
-            lambda c: primitive.record(c, self._now, lease, extra, spend=spend, give_back=give_back)
-        )
+        return await self._writer.change(Change(lease=lease, extra=extra, spend=spend, give_back=give_back))
 
     async def next_sandbox_ordinal(self, lease: rows.Lease) -> int:
         """Return the number that the next sandbox of this lease gets in its key."""
-        return await self._writer.write(lambda c: ledger.next_ordinal(c, lease.rollout_id, lease.fence))
+        return await self._writer.write(
+            "next_sandbox_ordinal", lambda c: ledger.next_ordinal(c, lease.rollout_id, lease.fence)
+        )
 
     async def close_sandbox(self, key: str, proof: str) -> bool:
         """Mark a sandbox released with the provider's proof; False when it was closed before."""
-        return await self._writer.write(lambda c: ledger.close(c, self._now, key, proof))
+        return await self._writer.write("close_sandbox", lambda c: ledger.close(c, self.dialect, key, proof))
 
     async def note_failed_release(self, key: str, error: str) -> None:
         """Count a release that could not be proven; the ledger row stays open."""
-        await self._writer.write(lambda c: ledger.note_failed_release(c, key, error))
+        await self._writer.write("note_failed_release", lambda c: ledger.note_failed_release(c, key, error))
 
     async def record_validation(self, row: rows.ValidationRow) -> None:
         """Store one control run of a task."""
         record = await asyncio.to_thread(rows.Artifact.of, row.task_json.encode())
-        await self._writer.write(lambda c: leases.record_validation(c, self._now, row, record))
+        await self._writer.write(
+            "record_validation", lambda c: leases.record_validation(c, self.dialect, row, record)
+        )

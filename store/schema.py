@@ -30,9 +30,6 @@ TERMINAL = ("released", "failed")
 LEDGER_OPEN = ("intent", "live", "releasing")
 LEDGER_CLOSED = ("released", "lost")
 
-SQLITE_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-"""Epoch milliseconds; `unixepoch('subsec')` is NULL before SQLite 3.42."""
-
 _Json = JSON().with_variant(JSONB(), "postgresql")
 _Ms = BigInteger
 
@@ -118,6 +115,7 @@ workers = Table(
     Column("started_at", _Ms, nullable=False),
     Column("heartbeat_at", _Ms, nullable=False),
     Column("stopping", Integer, nullable=False, server_default="0"),
+    Column("last_batch", BigInteger, nullable=False, server_default="0"),
 )
 
 rollouts = Table(
@@ -168,13 +166,14 @@ rollouts = Table(
     CheckConstraint("(failure_class IS NOT NULL) = (state = 'failed')", name="failure"),
     CheckConstraint("(parent_id IS NULL) = (relation IS NULL)", name="relation"),
 )
-_LIVE = text(f"NOT {_one_of('state', TERMINAL)}")
+IS_LIVE = text(f"NOT {_one_of('state', TERMINAL)}")
+"""Written out, never bound: a query must repeat it word for word to use the partial index."""
 Index(
     "ix_rollouts_live",
     rollouts.c.not_before,
     rollouts.c.id,
-    sqlite_where=_LIVE,
-    postgresql_where=_LIVE,
+    sqlite_where=IS_LIVE,
+    postgresql_where=IS_LIVE,
 )
 Index("ix_rollouts_run", rollouts.c.run_id, rollouts.c.instance_id, rollouts.c.sample, rollouts.c.retry_no)
 

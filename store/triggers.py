@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 APPEND_ONLY = ("transitions", "grades", "rewards", "patches", "steps", "llm_calls", "fsm_edges")
 """Tables whose rows are never updated or deleted."""
 
@@ -9,40 +11,75 @@ KEPT = ("rollouts", "attempts", "sandboxes", "tasks", "artifacts", "validations"
 """Tables whose rows may change but never go."""
 
 
-def sqlite() -> dict[str, str]:
-    """Return trigger name -> CREATE TRIGGER statement for SQLite."""
-    made = {}
-    for table in APPEND_ONLY:
-        made[f"{table}_no_update"] = _refuse(
-            f"{table}_no_update", f"UPDATE ON {table}", f"{table} is append-only"
-        )
-    for table in APPEND_ONLY + KEPT:
-        made[f"{table}_no_delete"] = _refuse(
-            f"{table}_no_delete", f"DELETE ON {table}", f"{table} keeps its rows"
-        )
-    made["rollouts_terminal"] = _refuse(
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Refuses an event on a table with a message; `when` is a condition over OLD and NEW, the same on both engines."""
+
+    name: str
+    event: str
+    table: str
+    message: str
+    when: str = ""
+
+
+GUARDS = (
+    *(Guard(f"{table}_no_update", "UPDATE", table, f"{table} is append-only") for table in APPEND_ONLY),
+    *(
+        Guard(f"{table}_no_delete", "DELETE", table, f"{table} keeps its rows")
+        for table in APPEND_ONLY + KEPT
+    ),
+    Guard(
         "rollouts_terminal",
-        "UPDATE ON rollouts WHEN OLD.state IN ('released', 'failed')",
+        "UPDATE",
+        "rollouts",
         "a released or failed rollout is immutable",
-    )
-    made["rollouts_edge"] = _refuse(
+        "OLD.state IN ('released', 'failed')",
+    ),
+    Guard(
         "rollouts_edge",
-        "UPDATE OF state ON rollouts WHEN NEW.state <> OLD.state AND NOT EXISTS"
-        " (SELECT 1 FROM fsm_edges WHERE src = OLD.state AND dst = NEW.state)",
+        "UPDATE OF state",
+        "rollouts",
         "the state machine has no such edge",
-    )
-    made["rollouts_logged"] = _refuse(
+        "NEW.state <> OLD.state AND NOT EXISTS"
+        " (SELECT 1 FROM fsm_edges WHERE src = OLD.state AND dst = NEW.state)",
+    ),
+    Guard(
         "rollouts_logged",
-        "UPDATE OF state ON rollouts WHEN NEW.version <> OLD.version + 1",
+        "UPDATE OF state",
+        "rollouts",
         "a state change must raise the version by one",
-    )
-    made["rollouts_born"] = _refuse(
+        "NEW.version <> OLD.version + 1",
+    ),
+    Guard(
         "rollouts_born",
-        "INSERT ON rollouts WHEN NEW.state <> 'created' OR NEW.version <> 0",
+        "INSERT",
+        "rollouts",
         "a rollout begins in created",
+        "NEW.state <> 'created' OR NEW.version <> 0",
+    ),
+)
+
+
+def sqlite(guard: Guard) -> str:
+    """Return the CREATE TRIGGER statement for SQLite."""
+    when = f" WHEN {guard.when}" if guard.when else ""
+    return (
+        f"CREATE TRIGGER {guard.name} BEFORE {guard.event} ON {guard.table}{when}"
+        f" BEGIN SELECT RAISE(ABORT, '{guard.message}'); END"
     )
-    return made
 
 
-def _refuse(name: str, event: str, message: str) -> str:
-    return f"CREATE TRIGGER {name} BEFORE {event} BEGIN SELECT RAISE(ABORT, '{message}'); END"
+def postgresql(guard: Guard) -> tuple[str, str]:
+    """Return the CREATE FUNCTION and CREATE TRIGGER statements for PostgreSQL (its WHEN takes no subquery)."""
+    condition = guard.when or "true"
+    back = "OLD" if guard.event == "DELETE" else "NEW"
+    function = (
+        f"CREATE FUNCTION {guard.name}() RETURNS trigger LANGUAGE plpgsql AS $guard$ BEGIN"
+        f" IF {condition} THEN RAISE EXCEPTION '{guard.message}' USING ERRCODE = 'integrity_constraint_violation';"
+        f" END IF; RETURN {back}; END $guard$"
+    )
+    trigger = (
+        f"CREATE TRIGGER {guard.name} BEFORE {guard.event} ON {guard.table}"
+        f" FOR EACH ROW EXECUTE FUNCTION {guard.name}()"
+    )
+    return function, trigger

@@ -3,120 +3,265 @@
 from __future__ import annotations
 
 import asyncio
-import queue
+import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from store import errors
+from store import changes, errors, failpoints
+from store.dialect import is_trouble
+from store.schema import workers
+
+if TYPE_CHECKING:
+    from store import rows
+    from store.changes import Change
+    from store.dialect import Dialect
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Operation = Callable[[sa.Connection], T]
 """Runs inside the shared transaction; refuses by returning a value, and only breaks by raising."""
 
-_BATCH = 512
+BATCH = 512
+CAPACITY = 8192
+"""Writes that may wait; beyond it callers wait for room."""
+_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_CLOSING_PATIENCE_S = 3.0
+_SAY_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    operation: Operation[Any]
+    name: str
+    work: Change | Operation[Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
 
-    def answer(self, result: object, error: BaseException | None) -> None:
+    def answer(self, result: object) -> None:
+        """Tell the caller, on its own loop; an exception as `result` is raised there."""
+
         def settle() -> None:
             if self.future.done():
                 return
-            if error is None:
-                self.future.set_result(result)
+            if isinstance(result, BaseException):
+                self.future.set_exception(result)
             else:
-                self.future.set_exception(error)
+                self.future.set_result(result)
 
-        try:
-            self.loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            return  # the caller's loop is closed: nobody waits for the answer any more
+        _on(self.loop, settle)
+
+
+def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        return  # the caller's loop is closed: nobody waits there any more
+
+
+def _free(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_result(None)
 
 
 class Writer:
-    """Group commit over one synchronous engine.
+    """Group commit over one connection. May be used from many event loops and threads at once.
 
-    A cancelled caller does not withdraw its write: the outcome is unknown to it and has to be re-read.
+    A cancelled caller does not withdraw its write: the outcome is unknown to it and has to be re-read. While the
+    database cannot be reached, writes wait up to `outage_s`; whether a commit whose answer was lost took place is read
+    from a mark that is part of every batch.
     """
 
     def __init__(
-        self, engine: sa.Engine, ticket: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        engine: sa.Engine,
+        dialect: Dialect,
+        worker_id: str,
+        *,
+        ticket: Callable[[], AbstractContextManager[None]] = nullcontext,
+        outage_s: float = 900.0,
     ) -> None:
         self._engine = engine
+        self._dialect = dialect
+        self._worker_id = worker_id
         self._ticket = ticket
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._outage_s = outage_s
+        self._queue: deque[_Item] = deque()
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
-        self._thread.start()
+        self._in_flight: list[_Item] = []
+        self._batch_no = 0
+        self._computed: tuple[list[_Item], list[object]] | None = None
+        """The last batch that reached its COMMIT, with its results: durable or not is read from the mark."""
+        self._closing = threading.Event()
+        self._thread = self._start()
 
-    async def write(self, operation: Operation[T]) -> T:
+    async def write(self, name: str, operation: Operation[T]) -> T:
         """Run `operation` in the next batch and return its result once the commit is durable.
 
-        Raises what the operation raised (its own statements are rolled back), `StoreUnreachable` when the database
-        failed, or `StoreClosed`.
+        `name` is one of `failpoints.WRITES`. Raises what the operation raised (all its statements are rolled back),
+        `StoreUnreachable` after `outage_s`, or `StoreClosed`.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        with self._lock:
-            if self._closed:
-                raise errors.StoreClosed("the store is closed")
-            self._queue.put(_Item(operation, loop, future))
-        return await future
+        result: T = await self._enqueue(name, operation)
+        return result
+
+    async def change(self, change: Change) -> rows.Outcome:
+        """Make a guarded change in the next batch; raises like `write`."""
+        name = "record" if change.trigger is None else f"transition.{change.trigger}"
+        result: rows.Outcome = await self._enqueue(name, change)
+        return result
 
     async def close(self) -> None:
         """Commit what is queued, then end the thread."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
+        with self._changed:
+            self._closed = True
+            self._closing.set()
+            self._changed.notify_all()
         await asyncio.to_thread(self._thread.join)
+        if self._queue or self._in_flight:
+            raise errors.StoreUnreachable(f"{len(self._queue) + len(self._in_flight)} writes were not stored")
+
+    async def _enqueue(self, name: str, work: Change | Operation[Any]) -> Any:  # noqa: ANN401 - what the work returns
+        if name not in failpoints.WRITES:
+            raise KeyError(f"write {name!r} has no failpoint")
+        loop = asyncio.get_running_loop()
+        item = _Item(name, work, loop, loop.create_future())
+        while not self._offer(item):
+            await self._room(loop)
+        return await item.future
+
+    def _offer(self, item: _Item) -> bool:
+        with self._changed:
+            if self._closed:
+                raise errors.StoreClosed("the store is closed")
+            if len(self._queue) >= CAPACITY:
+                return False
+            self._queue.append(item)
+            if not self._thread.is_alive():
+                logger.critical("the writer thread died; a new one settles what it left")
+                self._thread = self._start()
+            self._changed.notify()
+            return True
+
+    async def _room(self, loop: asyncio.AbstractEventLoop) -> None:
+        free: asyncio.Future[None] = loop.create_future()
+        with self._changed:
+            if len(self._queue) < CAPACITY:
+                return
+            self._waiting.append((loop, free))
+        await free
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        thread.start()
+        return thread
 
     def _run(self) -> None:
-        stopping = False
-        while not stopping:
-            batch = [self._queue.get()]
-            while len(batch) < _BATCH and not self._queue.empty():
-                batch.append(self._queue.get())
-            items = [item for item in batch if item is not None]
-            stopping = len(items) < len(batch)
-            if items:
-                self._commit(items)
+        if self._in_flight:
+            self._settle(self._in_flight)
+        while items := self._take():
+            self._in_flight = items
+            self._settle(items)
+            self._in_flight = []
         self._engine.dispose()
 
-    def _commit(self, items: list[_Item]) -> None:
+    def _take(self) -> list[_Item]:
+        """Return what is queued, at most a batch; nothing when closed and drained."""
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            items = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            for _ in range(min(len(items), len(self._waiting))):
+                loop, free = self._waiting.popleft()
+                _on(loop, partial(_free, free))
+            return items
+
+    def _settle(self, items: list[_Item]) -> None:
+        """Commit the items and answer every one of them, whatever happens."""
         try:
-            results = self._transact(items)
+            results = self._commit_patiently(items)
         except Exception as e:  # noqa: BLE001 - the thread's boundary: every error goes to the caller who wrote it
-            if len(items) == 1:
-                items[0].answer(None, _translated(e))
+            if len(items) > 1 and not isinstance(e, errors.StoreUnreachable):
+                for item in items:
+                    self._settle([item])
                 return
-            for item in items:
-                self._commit([item])
-            return
+            results = [e] * len(items)
+        for item in items:
+            failpoints.hit(f"{item.name}.after_commit")
         for item, result in zip(items, results, strict=True):
-            item.answer(result, None)
+            item.answer(result)
+
+    def _commit_patiently(self, items: list[_Item]) -> list[object]:
+        """Commit once, waiting out trouble with the database; raises `StoreUnreachable` when it lasts too long."""
+        started = said = time.monotonic()
+        tries = 0
+        while True:
+            try:
+                if (
+                    self._computed is not None
+                    and self._computed[0] is items
+                    and self._mark() == self._batch_no
+                ):
+                    return self._computed[1]
+                return self._transact(items)
+            except sa.exc.DBAPIError as e:
+                if not is_trouble(e):
+                    raise
+                waited = time.monotonic() - started
+                if waited >= (_CLOSING_PATIENCE_S if self._closed else self._outage_s):
+                    raise errors.StoreUnreachable(
+                        f"the database did not take {len(items)} writes for {waited:.0f} s: {e.orig}",
+                        hint="mend the database or its disk; nothing that was acknowledged is lost",
+                    ) from e
+                if tries == 0 or time.monotonic() - said >= _SAY_EVERY_S:
+                    said = time.monotonic()
+                    logger.warning("the database does not take writes (%s); trying again", e.orig)
+            pause = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
+            if self._closing.wait(pause):
+                time.sleep(_RETRY_S[0])
+            tries += 1
 
     def _transact(self, items: list[_Item]) -> list[object]:
-        with self._ticket(), self._engine.begin() as connection:
-            return [item.operation(connection) for item in items]
+        self._computed = None
+        self._batch_no += 1
+        with self._ticket(), self._engine.connect() as connection, connection.begin():
+            results = self._execute(connection, items)
+            connection.execute(_MARK, {"of": self._worker_id, "number": self._batch_no})
+            for item in items:
+                failpoints.hit(f"{item.name}.before_commit")
+            self._computed = (items, results)
+        return results
+
+    def _execute(self, connection: sa.Connection, items: list[_Item]) -> list[object]:
+        results: dict[int, object] = {}
+        guarded = [(n, item.work) for n, item in enumerate(items) if isinstance(item.work, changes.Change)]
+        for n, item in enumerate(items):
+            if not isinstance(item.work, changes.Change):
+                results[n] = item.work(connection)
+        if guarded:
+            made = changes.apply(connection, self._dialect, [change for _, change in guarded])
+            results |= dict(zip((n for n, _ in guarded), made, strict=True))
+        return [results[n] for n in range(len(items))]
+
+    def _mark(self) -> int:
+        """Return the number of this worker's last batch that is durable."""
+        with self._engine.connect() as connection, connection.begin():
+            found = connection.execute(
+                sa.select(workers.c.last_batch).where(workers.c.worker_id == self._worker_id)
+            ).scalar()
+            return 0 if found is None else int(found)
 
 
-def _translated(error: Exception) -> Exception:
-    if isinstance(error, sa.exc.OperationalError):
-        unreachable = errors.StoreUnreachable(
-            f"the database did not take the write: {error.orig}",
-            hint="check the disk, then run the command again",
-        )
-        unreachable.__cause__ = error
-        return unreachable
-    return error
+_MARK = (
+    sa.update(workers)
+    .where(workers.c.worker_id == sa.bindparam("of"))
+    .values(last_batch=sa.bindparam("number"))
+)

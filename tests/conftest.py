@@ -31,7 +31,7 @@ def new_id() -> Callable[[], str]:
 def open_store(tmp_path: Path, new_id: Callable[[], str]) -> OpenStore:
     """Open a store on this test's database; every call is another worker."""
 
-    async def opened(name: str = "rollouts.db", **options: str) -> Store:
+    async def opened(name: str = "rollouts.db", **options: Any) -> Store:
         return await Store.open(
             f"sqlite:///{tmp_path / name}",
             worker=workers.this_process(new_id()),

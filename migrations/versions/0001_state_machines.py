@@ -45,40 +45,56 @@ def upgrade() -> None:
     _create_transitions()
     edges = sa.table("fsm_edges", sa.column("src"), sa.column("trig"), sa.column("dst"))
     op.bulk_insert(edges, [{"src": src, "trig": trig, "dst": dst} for src, trig, dst in _EDGES])
-    for statement in _guards():
-        op.execute(statement)
+    for table in _APPEND_ONLY:
+        _refuse(f"{table}_no_update", "UPDATE", table, f"{table} is append-only")
+    for table in _APPEND_ONLY + _KEPT:
+        _refuse(f"{table}_no_delete", "DELETE", table, f"{table} keeps its rows")
+    _refuse(
+        "rollouts_terminal",
+        "UPDATE",
+        "rollouts",
+        "a released or failed rollout is immutable",
+        "OLD.state IN ('released', 'failed')",
+    )
+    _refuse(
+        "rollouts_edge",
+        "UPDATE OF state",
+        "rollouts",
+        "the state machine has no such edge",
+        "NEW.state <> OLD.state AND NOT EXISTS"
+        " (SELECT 1 FROM fsm_edges WHERE src = OLD.state AND dst = NEW.state)",
+    )
+    _refuse(
+        "rollouts_logged",
+        "UPDATE OF state",
+        "rollouts",
+        "a state change must raise the version by one",
+        "NEW.version <> OLD.version + 1",
+    )
+    _refuse(
+        "rollouts_born",
+        "INSERT",
+        "rollouts",
+        "a rollout begins in created",
+        "NEW.state <> 'created' OR NEW.version <> 0",
+    )
 
 
-def _refuse(name: str, event: str, message: str) -> str:
-    return f"CREATE TRIGGER {name} BEFORE {event} BEGIN SELECT RAISE(ABORT, '{message}'); END"
-
-
-def _guards() -> list[str]:
-    return [
-        *(_refuse(f"{t}_no_update", f"UPDATE ON {t}", f"{t} is append-only") for t in _APPEND_ONLY),
-        *(_refuse(f"{t}_no_delete", f"DELETE ON {t}", f"{t} keeps its rows") for t in _APPEND_ONLY + _KEPT),
-        _refuse(
-            "rollouts_terminal",
-            "UPDATE ON rollouts WHEN OLD.state IN ('released', 'failed')",
-            "a released or failed rollout is immutable",
-        ),
-        _refuse(
-            "rollouts_edge",
-            "UPDATE OF state ON rollouts WHEN NEW.state <> OLD.state AND NOT EXISTS"
-            " (SELECT 1 FROM fsm_edges WHERE src = OLD.state AND dst = NEW.state)",
-            "the state machine has no such edge",
-        ),
-        _refuse(
-            "rollouts_logged",
-            "UPDATE OF state ON rollouts WHEN NEW.version <> OLD.version + 1",
-            "a state change must raise the version by one",
-        ),
-        _refuse(
-            "rollouts_born",
-            "INSERT ON rollouts WHEN NEW.state <> 'created' OR NEW.version <> 0",
-            "a rollout begins in created",
-        ),
-    ]
+def _refuse(name: str, event: str, table: str, message: str, when: str = "") -> None:
+    """Make the database refuse an event, in the words of its engine."""
+    if op.get_bind().dialect.name == "sqlite":
+        condition = f" WHEN {when}" if when else ""
+        op.execute(
+            f"CREATE TRIGGER {name} BEFORE {event} ON {table}{condition} BEGIN SELECT RAISE(ABORT, '{message}'); END"
+        )
+        return
+    back = "OLD" if event == "DELETE" else "NEW"
+    op.execute(
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $guard$ BEGIN"
+        f" IF {when or 'true'} THEN RAISE EXCEPTION '{message}' USING ERRCODE = 'integrity_constraint_violation';"
+        f" END IF; RETURN {back}; END $guard$"
+    )
+    op.execute(f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()")
 
 
 def _create_artifacts() -> None:

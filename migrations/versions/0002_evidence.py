@@ -24,13 +24,26 @@ def upgrade() -> None:
     _create_rewards()
     _create_steps()
     for table in _APPEND_ONLY:
-        _refuse(f"{table}_no_update", f"UPDATE ON {table}", f"{table} is append-only")
+        _refuse(f"{table}_no_update", "UPDATE", table, f"{table} is append-only")
     for table in (*_APPEND_ONLY, "validations"):
-        _refuse(f"{table}_no_delete", f"DELETE ON {table}", f"{table} keeps its rows")
+        _refuse(f"{table}_no_delete", "DELETE", table, f"{table} keeps its rows")
 
 
-def _refuse(name: str, event: str, message: str) -> None:
-    op.execute(f"CREATE TRIGGER {name} BEFORE {event} BEGIN SELECT RAISE(ABORT, '{message}'); END")
+def _refuse(name: str, event: str, table: str, message: str, when: str = "") -> None:
+    """Make the database refuse an event, in the words of its engine."""
+    if op.get_bind().dialect.name == "sqlite":
+        condition = f" WHEN {when}" if when else ""
+        op.execute(
+            f"CREATE TRIGGER {name} BEFORE {event} ON {table}{condition} BEGIN SELECT RAISE(ABORT, '{message}'); END"
+        )
+        return
+    back = "OLD" if event == "DELETE" else "NEW"
+    op.execute(
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $guard$ BEGIN"
+        f" IF {when or 'true'} THEN RAISE EXCEPTION '{message}' USING ERRCODE = 'integrity_constraint_violation';"
+        f" END IF; RETURN {back}; END $guard$"
+    )
+    op.execute(f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()")
 
 
 def _create_validations() -> None:

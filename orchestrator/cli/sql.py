@@ -13,7 +13,7 @@ from orchestrator.cli.edge import history_of, run_async
 from orchestrator.cli.options import Csv, Db, Json
 
 if TYPE_CHECKING:
-    from store.history import QueryResult
+    from store.questions import QueryResult
 
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger' ORDER BY type DESC, name"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator import errors, identity
 from orchestrator.sandbox.base import Limits, Role, SandboxSpec
 from orchestrator.steps import created, graded
-from store import rows
+from store import failpoints, rows
 
 if TYPE_CHECKING:
     from orchestrator.rollout.runtime import Runtime
@@ -67,7 +67,10 @@ async def next_spec(
 
 async def make(runtime: Runtime, spec: SandboxSpec) -> Sandbox:
     """Make the sandbox whose intent is durable."""
-    return await created.make_sandbox(runtime.provider, spec)
+    failpoints.hit("sandbox.before_create")
+    sandbox = await created.make_sandbox(runtime.provider, spec)
+    failpoints.hit("sandbox.after_create")
+    return sandbox
 
 
 async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
@@ -83,7 +86,9 @@ async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
             left.append(row["key"])
             continue
         try:
+            failpoints.hit("sandbox.before_release")
             proof = await graded.release(runtime.provider, row["key"])
+            failpoints.hit("sandbox.after_release")
         except errors.Failure as e:
             logger.warning("rollout %s: sandbox %s is not released yet: %s", rollout_id, row["key"], e)
             await runtime.store.note_failed_release(row["key"], str(e))

@@ -12,7 +12,7 @@ from orchestrator.grading.validate import noop_patch
 from orchestrator.rollout import custody
 from orchestrator.sandbox.base import Role
 from orchestrator.steps import patched
-from store import rows
+from store import failpoints, rows
 
 if TYPE_CHECKING:
     from orchestrator.rollout.walk import Walk
@@ -103,6 +103,7 @@ async def _grade_in_fresh_sandbox(walk: Walk, data: bytes) -> tuple[Grade, str, 
     try:
         await walk.note([custody.live_of(sandbox)])
         grade = await patched.grade(walk.task, data, sandbox, walk.settings.grading)
+        failpoints.hit("grade.after_grading")
     finally:
         await sandbox.detach()
     await walk.note([rows.SandboxReleasing(key=spec.key)])

@@ -13,10 +13,10 @@ from orchestrator.settings import Settings
 from orchestrator.states import TERMINAL, State
 from orchestrator.steps import agent_running, sandbox_ready
 from orchestrator.tasks.record import RepoSource, Task
-from store import rows
+from store import failpoints, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from orchestrator.agents.base import Endpoint, LlmCall, Step
     from orchestrator.rollout.runtime import Runtime
@@ -91,16 +91,18 @@ class Walk:
         failure: tuple[str, str] | None = None,
     ) -> None:
         """Make one durable transition; memory follows only when it was applied."""
-        outcome = await self.runtime.store.transition(
-            self._current_lease(),
-            trigger,
-            op_id=self.runtime.new_id(),
-            payload=payload,
-            extra=extra,
-            give_back=give_back,
-            failure=failure,
+        op_id = self.runtime.new_id()
+        await self._write(
+            lambda lease: self.runtime.store.transition(
+                lease,
+                trigger,
+                op_id=op_id,
+                payload=payload,
+                extra=extra,
+                give_back=give_back,
+                failure=failure,
+            )
         )
-        self._follow(outcome)
         self.runtime.on_move(self.lease.rollout_id, self.state)
 
     async def note(
@@ -111,9 +113,16 @@ class Walk:
         give_back: rows.GiveBack | None = None,
     ) -> None:
         """Store evidence without a transition."""
-        self._follow(
-            await self.runtime.store.record(self._current_lease(), extra, spend=spend, give_back=give_back)
+        await self._write(
+            lambda lease: self.runtime.store.record(lease, extra, spend=spend, give_back=give_back)
         )
+
+    async def _write(self, write: Callable[[rows.Lease], Awaitable[rows.Outcome]]) -> None:
+        """Write under the lease; one that ran out is taken back first, if nobody claimed the rollout meanwhile."""
+        outcome = await write(self._current_lease())
+        if isinstance(outcome, rows.LeaseExpired) and await self.runtime.store.reacquire(self.lease):
+            outcome = await write(self._current_lease())
+        self._follow(outcome)
 
     async def record(self, step: Step) -> None:
         """Store one agent step with its calls (the agent's recorder)."""
@@ -210,6 +219,7 @@ class Walk:
             monotonic=self.runtime.monotonic,
         )
         finished = await agent_running.work(run, self.settings.llm, self._base_commit, self.settings.grading)
+        failpoints.hit("agent.after_extract")
         patch = finished.patch
         artifact = await asyncio.to_thread(rows.Artifact.of, patch.data)
         stored = rows.PatchRow(

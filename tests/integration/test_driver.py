@@ -157,7 +157,7 @@ async def claim_when_due(machine: Machine, rollout_id: str) -> list[rows.Lease]:
     from store.schema import rollouts
 
     make_due = sa.update(rollouts).where(rollouts.c.id == rollout_id).values(not_before=0)
-    await machine.store._writer.write(lambda c: c.execute(make_due))
+    await machine.store._writer.write("record", lambda c: c.execute(make_due))
     return await machine.store.claim(limit=1, ids=[rollout_id])
 
 
@@ -276,7 +276,7 @@ async def test_the_stats_handed_back_are_the_stored_ones(machine: Machine):
 async def test_a_planted_key_is_in_no_file_of_the_store(machine: Machine, tmp_path: Path):
     await machine.play(bash(FIX), {"content": "x", "fault": {"status": 500, "body": machine.planted_key}})
     await machine.play(bash("env; cat /proc/self/environ"), SUBMIT)
-    await machine.store._writer.write(lambda c: c.exec_driver_sql("SELECT 1").scalar())
+    await machine.store._writer.write("record", lambda c: c.exec_driver_sql("SELECT 1").scalar())
     stored = b"".join(p.read_bytes() for p in tmp_path.glob("rollouts.db*"))
     assert b"scripted" in stored
     assert machine.planted_key.encode() not in stored
@@ -301,4 +301,4 @@ async def stored_bytes(machine: Machine) -> int:
         )
         return int(pages) * int(page_size)
 
-    return await machine.store._writer.write(size)
+    return await machine.store._writer.write("record", size)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from store.heartbeat import Heartbeat
@@ -12,15 +13,18 @@ async def test_a_renewed_lease_is_told_nothing_and_a_lost_one_is_told_once(store
     await store.submit([new_rollout(), new_rollout()])
     kept, lost = await store.claim(limit=2, ttl_s=30)
     said: list[tuple[str, str]] = []
-    heartbeat = Heartbeat(store, ttl_s=60)
+    heartbeat = Heartbeat(store)
     heartbeat.hold(kept, lambda why: said.append(("kept", why)))
     heartbeat.hold(lost, lambda why: said.append(("lost", why)))
     await store._writer.write(
-        lambda c: c.exec_driver_sql("UPDATE rollouts SET fence = fence + 1 WHERE id = ?", (lost.rollout_id,))
+        "record",
+        lambda c: c.exec_driver_sql("UPDATE rollouts SET fence = fence + 1 WHERE id = ?", (lost.rollout_id,)),
     )
     before = await lease_until(store, kept.rollout_id)
-    await heartbeat.beat()
-    await heartbeat.beat()
+    heartbeat.beat()
+    await asyncio.sleep(0)
+    heartbeat.beat()
+    await asyncio.sleep(0)
     assert said == [("lost", "lost")]
     assert await lease_until(store, kept.rollout_id) > before
 
@@ -38,20 +42,23 @@ async def test_a_cancel_request_arrives_with_the_next_renewal(store: Store, new_
     heartbeat = Heartbeat(store)
     heartbeat.hold(lease, said.append)
     await store._writer.write(
+        "record",
         lambda c: c.exec_driver_sql(
             "UPDATE rollouts SET cancel_requested_at = 1 WHERE id = ?", (lease.rollout_id,)
-        )
+        ),
     )
-    await heartbeat.beat()
+    heartbeat.beat()
+    await asyncio.sleep(0)
     assert said == ["cancelled"]
 
 
 async def test_a_dropped_lease_is_renewed_no_more(store: Store, new_rollout):
     await store.submit([new_rollout()])
     (lease,) = await store.claim(limit=1, ttl_s=30)
-    heartbeat = Heartbeat(store, ttl_s=600)
+    heartbeat = Heartbeat(store)
     heartbeat.hold(lease, lambda _why: None)
     heartbeat.drop(lease)
     before = await lease_until(store, lease.rollout_id)
-    await heartbeat.beat()
+    heartbeat.beat()
+    await asyncio.sleep(0)
     assert await lease_until(store, lease.rollout_id) == before

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from store import engine, errors, rows, schema, triggers
+from store import engine, errors, revisions, rows, schema, triggers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ async def test_a_stale_worker_can_change_nothing(open_store, new_rollout, tmp_pa
         assert await old.transition(stale, "provision", op_id="late") == rows.LeaseLost(fence=2)
         step = rows.StepRow(name="turn-0001", output={})
         assert await old.record(stale, [step]) == rows.LeaseLost(fence=2)
-        assert await old.heartbeat([stale]) == {}
+        assert not await old.reacquire(stale)
         assert await old.history.of_rollout("steps", stale.rollout_id) == []
         attempts = await old.history.of_rollout("attempts", stale.rollout_id)
         assert [a["outcome"] for a in attempts] == ["crashed", None]
@@ -111,7 +111,7 @@ async def test_a_stale_worker_can_change_nothing(open_store, new_rollout, tmp_pa
 
 async def set_clock(store: Store, value: str) -> None:
     update = sa.update(schema.schema_meta).where(schema.schema_meta.c.key == "clock").values(value=value)
-    await store._writer.write(lambda c: c.execute(update))
+    await store._writer.write("record", lambda c: c.execute(update))
 
 
 async def test_a_failed_rollout_is_terminal_and_refuses_every_write(store: Store, lease: rows.Lease):
@@ -294,24 +294,36 @@ async def test_the_migrated_schema_equals_the_declared_one_with_its_guards(store
     try:
         with writing.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
-            migrated = table_sql(connection)
-            made: dict[str, str] = dict(
-                connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").all()
+            migrated = shape(connection)
+            made = set(
+                connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
             )
         with declared.begin() as connection:
             schema.metadata.create_all(connection)
-            assert table_sql(connection) == migrated
-        assert made == triggers.sqlite()
+            assert shape(connection) == migrated
+        assert made == {triggers.sqlite(guard) for guard in triggers.GUARDS}
     finally:
         writing.dispose()
         declared.dispose()
 
 
-def table_sql(connection: sa.Connection) -> dict[str, list[str]]:
-    found = connection.exec_driver_sql(
-        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'index') AND name NOT LIKE 'alembic%'"
-    )
-    return {name: sorted(line.strip(" ,\t") for line in sql.splitlines()) for name, sql in found}
+def shape(connection: sa.Connection) -> dict[str, Any]:
+    """Everything about the tables that a comparison of metadata does not see."""
+    looked = sa.inspect(connection)
+    return {
+        table: (
+            [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in looked.get_columns(table)],
+            sorted((c["name"], c["sqltext"]) for c in looked.get_check_constraints(table)),
+            sorted(
+                (i["name"], i["column_names"], str((i["dialect_options"] or {}).get("sqlite_where")))
+                for i in looked.get_indexes(table)
+            ),
+            sorted(
+                str(k["constrained_columns"] + k["referred_columns"]) for k in looked.get_foreign_keys(table)
+            ),
+        )
+        for table in schema.metadata.tables
+    }
 
 
 async def test_every_commit_is_synchronous_in_write_ahead_mode(store: Store):
@@ -319,7 +331,7 @@ async def test_every_commit_is_synchronous_in_write_ahead_mode(store: Store):
         names = ("journal_mode", "synchronous", "foreign_keys")
         return tuple(connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names)
 
-    assert await store._writer.write(pragmas) == ("wal", 2, 1)
+    assert await store._writer.write("record", pragmas) == ("wal", 2, 1)
 
 
 async def test_a_closed_store_refuses_writes(open_store, new_rollout):
@@ -370,5 +382,5 @@ async def test_a_newer_schema_is_refused_with_both_revisions(open_store, tmp_pat
     raw.execute("UPDATE alembic_version SET version_num = '9999'")
     raw.commit()
     raw.close()
-    with pytest.raises(errors.StoreUnusable, match=f"9999.*{engine.newest_revision()}"):
+    with pytest.raises(errors.StoreUnusable, match=f"9999.*{revisions.newest()}"):
         await open_store()

@@ -1,0 +1,244 @@
+"""The one way a rollout changes: compare-and-set on version, fence, lease and edge, with its log row and evidence.
+
+Many changes share one transaction and a handful of statements; a refusal is a value and writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from store import errors, evidence, rows
+from store.schema import LEDGER_OPEN, TERMINAL, attempts, rollouts, sandboxes, transitions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from store.dialect import Dialect
+
+Result = rows.Outcome | errors.StoreError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One guarded write: a transition when `trigger` is given, else evidence alone."""
+
+    lease: rows.Lease
+    extra: Sequence[rows.Row]
+    give_back: rows.GiveBack | None = None
+    trigger: str | None = None
+    payload: dict[str, Any] = field(default_factory=dict)
+    op_id: str = ""
+    """The same for every try of one transition, so that a lost acknowledgement is recognised."""
+    actor: str = ""
+    cancellable: bool = False
+    spend: str | None = None
+    failure_class: str | None = None
+    failure_msg: str | None = None
+
+
+def apply(connection: sa.Connection, dialect: Dialect, changes: Sequence[Change]) -> list[Result]:
+    """Make the changes in order, those of different rollouts together; return what came of each.
+
+    A change that contradicts the state machine or the ledger comes back as an error and has written nothing.
+    """
+    results: list[Result | None] = [None] * len(changes)
+    waiting = list(range(len(changes)))
+    while waiting:
+        turn: dict[str, int] = {}
+        later = [n for n in waiting if turn.setdefault(changes[n].lease.rollout_id, n) != n]
+        picked = sorted(turn.values(), key=lambda n: changes[n].lease.rollout_id)
+        for n, result in zip(
+            picked, _together(connection, dialect, [changes[n] for n in picked]), strict=True
+        ):
+            results[n] = result
+        waiting = later
+    return [result for result in results if result is not None]
+
+
+def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]) -> list[Result]:
+    """Apply changes of distinct rollouts, in the order of their ids (the lock order everywhere)."""
+    source = _states(connection, dialect, [c.lease.rollout_id for c in changes])
+    moves = [c for c in changes if c.trigger is not None]
+    notes = [c for c in changes if c.trigger is None]
+    applied: dict[str, sa.Row[Any]] = {}
+    for guarded, statement in ((moves, _MOVE), (notes, _NOTE)):
+        if guarded:
+            done = connection.execute(_guard(dialect, statement), {"items": _items(guarded)})
+            applied |= {row.id: row for row in done.fetchall()}
+    made = [c for c in changes if c.lease.rollout_id in applied]
+    _log(connection, [c for c in made if c.trigger is not None], source, applied)
+    evidence.apply_all(
+        connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
+    )
+    _end_attempts(connection, made, applied)
+    return [
+        rows.Applied(version=applied[c.lease.rollout_id].version, state=applied[c.lease.rollout_id].state)
+        if c.lease.rollout_id in applied
+        else _classify(connection, dialect, c)
+        for c in changes
+    ]
+
+
+def _states(connection: sa.Connection, dialect: Dialect, ids: list[str]) -> dict[str, str]:
+    query = f"SELECT r.id, r.state FROM {dialect.rows_of({'i': str})} JOIN rollouts r ON r.id = item.i ORDER BY r.id"
+    locked = query + ("" if dialect.name == "sqlite" else " FOR UPDATE OF r")
+    found = connection.execute(sa.text(locked), {"items": rows.canonical_json([{"i": i} for i in ids])})
+    return {row.id: row.state for row in found.fetchall()}
+
+
+_ITEM = {
+    "i": str, "v": int, "f": int, "t": str, "c": int, "fc": str, "fm": str, "gb": int, "delay": int,
+    "crash": int, "infra": int, "grade": int,
+}  # fmt: skip
+
+_SPENT = """crash_count = rollouts.crash_count + item.crash, infra_count = rollouts.infra_count + item.infra,
+    grade_count = rollouts.grade_count + item.grade"""
+_TERMINAL = ", ".join(f"'{state}'" for state in TERMINAL)
+_OPEN = ", ".join(f"'{status}'" for status in LEDGER_OPEN)
+
+_MOVE = f"""UPDATE rollouts SET state = e.dst, version = rollouts.version + 1, updated_at = {{now}},
+    finished_at = CASE WHEN e.dst IN ({_TERMINAL}) THEN {{now}} END,
+    failure_class = CASE WHEN e.dst = 'failed' THEN item.fc END,
+    failure_msg = CASE WHEN e.dst = 'failed' THEN item.fm END,
+    lease_owner = CASE WHEN item.gb = 0 AND e.dst NOT IN ({_TERMINAL}) THEN rollouts.lease_owner END,
+    lease_until = CASE WHEN item.gb = 0 AND e.dst NOT IN ({_TERMINAL}) THEN rollouts.lease_until END,
+    not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
+    {_SPENT}
+  FROM {{rows}} JOIN fsm_edges AS e ON e.trig = item.t
+  WHERE rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
+    AND rollouts.lease_until > {{now}} AND e.src = rollouts.state
+    AND NOT (item.c = 1 AND rollouts.cancel_requested_at IS NOT NULL)
+    AND NOT (e.dst = 'released' AND EXISTS (
+      SELECT 1 FROM sandboxes AS s WHERE s.rollout_id = rollouts.id AND s.status IN ({_OPEN})))
+  RETURNING id, version, state, updated_at AS now"""
+"""The whole guard of a transition; every conjunct has a test that fails without it."""
+
+_NOTE = f"""UPDATE rollouts SET updated_at = {{now}},
+    lease_owner = CASE WHEN item.gb = 0 THEN rollouts.lease_owner END,
+    lease_until = CASE WHEN item.gb = 0 THEN rollouts.lease_until END,
+    not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
+    {_SPENT}
+  FROM {{rows}}
+  WHERE rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}
+    AND rollouts.state NOT IN ({_TERMINAL})
+  RETURNING id, version, state, updated_at AS now"""
+"""The guard of evidence without a transition."""
+
+
+def _guard(dialect: Dialect, statement: str) -> sa.TextClause:
+    text = statement.format(now=dialect.now_sql, rows=dialect.rows_of(_ITEM))
+    return sa.text(
+        text if dialect.name == "sqlite" else text.replace("RETURNING id", "RETURNING rollouts.id")
+    )
+
+
+def _items(changes: list[Change]) -> str:
+    return rows.canonical_json([_item(change) for change in changes])
+
+
+def _item(change: Change) -> dict[str, Any]:
+    back = change.give_back
+    spent = [change.spend, back.spend if back is not None else None]
+    return {
+        "i": change.lease.rollout_id,
+        "v": change.lease.version,
+        "f": change.lease.fence,
+        "t": change.trigger,
+        "c": int(change.cancellable),
+        "fc": change.failure_class,
+        "fm": change.failure_msg,
+        "gb": int(back is not None),
+        "delay": back.delay_ms if back is not None else 0,
+        **{budget: spent.count(budget) for budget in ("crash", "infra", "grade")},
+    }
+
+
+def _log(
+    connection: sa.Connection, moves: list[Change], source: dict[str, str], applied: dict[str, sa.Row[Any]]
+) -> None:
+    if not moves:
+        return
+    connection.execute(
+        sa.insert(transitions),
+        [
+            {
+                "rollout_id": move.lease.rollout_id, "seq": done.version, "src": source[move.lease.rollout_id],
+                "trig": move.trigger, "dst": done.state, "fence": move.lease.fence, "actor": move.actor,
+                "op_id": move.op_id, "at": done.now, "payload": move.payload,
+            }
+            for move in moves
+            for done in (applied[move.lease.rollout_id],)
+        ],
+    )  # fmt: skip
+
+
+_END = (
+    sa.update(attempts)
+    .where(attempts.c.rollout_id == sa.bindparam("of"), attempts.c.fence == sa.bindparam("under"))
+    .values(
+        ended_at=sa.bindparam("now"),
+        outcome=sa.bindparam("how"),
+        error_class=sa.bindparam("what"),
+        error=sa.bindparam("why"),
+    )
+)
+
+
+def _end_attempts(connection: sa.Connection, made: list[Change], applied: dict[str, sa.Row[Any]]) -> None:
+    ended = []
+    for change in made:
+        done, back = applied[change.lease.rollout_id], change.give_back
+        if back is None and done.state in TERMINAL:
+            back = rows.GiveBack(outcome="done" if done.state == "released" else "failed")
+        if back is not None:
+            ended.append(
+                {"of": done.id, "under": change.lease.fence, "now": done.now, "how": back.outcome,
+                 "what": back.error_class, "why": back.error}
+            )  # fmt: skip
+    if ended:
+        connection.execute(_END, ended)
+
+
+def _classify(connection: sa.Connection, dialect: Dialect, change: Change) -> Result:
+    """Say why the guard refused, in the order in which a caller must care."""
+    lease = change.lease
+    row = connection.execute(
+        sa.select(rollouts, dialect.now.label("now")).where(rollouts.c.id == lease.rollout_id)
+    ).first()
+    if row is None:
+        return errors.Conflict(f"there is no rollout {lease.rollout_id}", hint="see `rollouts list`")
+    if change.trigger is not None and row.version > lease.version and _was_applied(connection, change):
+        return rows.AlreadyApplied(version=row.version, state=row.state)
+    if row.fence > lease.fence:
+        return rows.LeaseLost(fence=row.fence)
+    if row.state in TERMINAL:
+        return rows.Terminal(state=row.state)
+    if row.lease_until is None or row.lease_until <= row.now:
+        return rows.LeaseExpired()
+    if row.version != lease.version:
+        return rows.VersionConflict(version=row.version, state=row.state)
+    if change.cancellable and row.cancel_requested_at is not None:
+        return rows.Cancelled()
+    if change.trigger == "release" and row.state == "graded":
+        left = connection.execute(
+            sa.select(sandboxes.c.key).where(
+                sandboxes.c.rollout_id == lease.rollout_id, sandboxes.c.status.in_(LEDGER_OPEN)
+            )
+        ).scalars()
+        return errors.Conflict(f"rollout {lease.rollout_id} still owns sandboxes: {', '.join(left)}")
+    return errors.IllegalTransition(
+        f"rollout {lease.rollout_id} is {row.state}: no edge {change.trigger!r} leaves it"
+    )
+
+
+def _was_applied(connection: sa.Connection, change: Change) -> bool:
+    """Look for this very write in the log: the acknowledgement of an earlier try may have been lost."""
+    done = connection.execute(
+        sa.select(transitions.c.op_id, transitions.c.fence).where(
+            transitions.c.rollout_id == change.lease.rollout_id, transitions.c.seq == change.lease.version + 1
+        )
+    ).first()
+    return done is not None and (done.op_id, done.fence) == (change.op_id, change.lease.fence)

@@ -1,0 +1,83 @@
+"""What differs between the two engines, in one place; everything else in the store is the same SQL for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SQLITE_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+"""Epoch milliseconds; `unixepoch('subsec')` is NULL before SQLite 3.42."""
+
+POSTGRESQL_NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+"""Epoch milliseconds; `now()` would stand still inside a transaction."""
+
+_TYPES = {int: "bigint", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One engine's ways. `now_sql` gives epoch milliseconds of the database's clock."""
+
+    name: str
+    now_sql: str
+
+    @classmethod
+    def of(cls, url: sa.URL, now_sql: str | None = None) -> Dialect:
+        """Return the dialect of a URL; tests may put their own clock into SQL."""
+        name = url.get_backend_name()
+        return cls(name, now_sql or (SQLITE_NOW if name == "sqlite" else POSTGRESQL_NOW))
+
+    @property
+    def now(self) -> sa.ColumnElement[int]:
+        """The database's clock as an expression."""
+        return sa.literal_column(self.now_sql, sa.BigInteger)
+
+    def insert_missing(self, table: sa.Table) -> Any:  # noqa: ANN401 - each engine has an insert type of its own
+        """Return an INSERT that leaves existing rows alone."""
+        make = sqlite_insert if self.name == "sqlite" else postgresql_insert
+        return make(table).on_conflict_do_nothing()
+
+    def rows_of(self, columns: Mapping[str, type]) -> str:
+        """Return a FROM item `item` whose rows are the JSON array bound as `:items` (objects with these keys)."""
+        if self.name == "sqlite":
+            picked = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in columns)
+            return f"(SELECT {picked} FROM json_each(:items)) AS item"
+        typed = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in columns.items())
+        return f"jsonb_to_recordset(CAST(:items AS jsonb)) AS item({typed})"
+
+    @property
+    def lock_rows(self) -> str:
+        """Return what a SELECT of rows about to change ends with (SQLite's transaction holds the only lock already)."""
+        return "" if self.name == "sqlite" else " FOR UPDATE"
+
+    @property
+    def skip_locked(self) -> str:
+        """Return what a claim's SELECT ends with."""
+        return "" if self.name == "sqlite" else " FOR UPDATE SKIP LOCKED"
+
+
+_SQLITE_TROUBLE = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_CANTOPEN",
+    "SQLITE_READONLY",
+)
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Say whether an error is about reaching the database or its disk, so that trying again later may help."""
+    if not isinstance(error, sa.exc.DBAPIError):
+        return False
+    name = getattr(error.orig, "sqlite_errorname", None)
+    if name is not None:
+        return str(name).startswith(_SQLITE_TROUBLE)
+    return error.connection_invalidated or isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)

@@ -1,0 +1,94 @@
+"""Where a SQLite file may live, and the queue ticket beside it. PostgreSQL needs none of this."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from store import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "9p",
+        "afs",
+        "glusterfs",
+        "fuse.sshfs",
+    }
+)
+
+
+def file_of(url: sa.URL) -> Path:
+    """Return the database file of a SQLite URL."""
+    return Path(str(url.database)).absolute()
+
+
+def check(path: Path, *, create: bool) -> None:
+    """Refuse a path where a durable SQLite file cannot live.
+
+    Raises `StoreUnusable` naming the path and what to do; with `create`, makes the folder.
+    """
+    if create:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise errors.StoreUnusable(
+                f"cannot make the folder of {path}: {e.strerror}", hint="choose another --db"
+            ) from e
+    elif not path.exists():
+        raise errors.StoreUnusable(
+            f"there is no database at {path}", hint="name one with --db sqlite:///PATH"
+        )
+    kind = _file_system(path.parent)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise errors.StoreUnusable(
+            f"{path} is on a network file system ({kind}), where SQLite loses data",
+            hint="set --db or ROLLOUTS_DATABASE_URL to a file on a local disk",
+        )
+    if path.is_dir():
+        raise errors.StoreUnusable(f"{path} is a folder, not a database", hint="name a file in it")
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as f:
+            if f.read(16) != b"SQLite format 3\0":
+                raise errors.StoreUnusable(f"{path} is not a SQLite database", hint="choose another --db")
+    if create and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise errors.StoreUnusable(
+            f"{path} cannot be written", hint="choose another --db or mend its permissions"
+        )
+
+
+def _file_system(folder: Path) -> str:
+    resolved = folder.resolve()
+    best, kind = -1, ""
+    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
+        mount, fs = line.split()[1:3]
+        if resolved.is_relative_to(mount.replace("\\040", " ")) and len(mount) > best:
+            best, kind = len(mount), fs
+    return kind
+
+
+@contextmanager
+def ticket(path: Path) -> Iterator[None]:
+    """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving."""
+    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
