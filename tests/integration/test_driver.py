@@ -34,7 +34,8 @@ async def count(machine: Machine, query: str) -> int:
 
 async def test_a_solving_agent_ends_released_with_reward_one(machine: Machine):
     ending = await machine.play(bash(FIX), SUBMIT)
-    assert (ending.state, ending.reward) == (State.RELEASED, 1.0)
+    graded = await machine.rows("grades", ending.rollout_id)
+    assert (ending.state, ending.reward) == (State.RELEASED, 1.0), (ending.stats, graded)
     assert machine.moves == [
         State.SANDBOX_READY, State.AGENT_RUNNING, State.PATCHED, State.GRADED, State.RELEASED,
     ]  # fmt: skip
