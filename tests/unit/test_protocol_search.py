@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -30,7 +31,7 @@ def told(found: protocol.Found) -> str:
 
 def test_no_interleaving_of_the_protocol_breaks_an_invariant():
     found = protocol.search(protocol.Rules())
-    print(f"searched {found.states} states over {found.steps} steps")
+    sys.stdout.write(f"searched {found.states} states over {found.steps} steps\n")
     assert not found.broken, told(found)
     assert found.states > 10_000
 
@@ -39,14 +40,14 @@ def test_no_interleaving_of_the_protocol_breaks_an_invariant():
 @pytest.mark.timeout(600)
 def test_no_interleaving_of_three_claims_breaks_an_invariant():
     found = protocol.search(protocol.Rules(), claims=3)
-    print(f"searched {found.states} states over {found.steps} steps")
+    sys.stdout.write(f"searched {found.states} states over {found.steps} steps\n")
     assert not found.broken, told(found)
 
 
 @pytest.mark.parametrize("rule", NEEDED)
 def test_without_the_rule_the_search_finds_a_way_to_break(rule: str):
     found = protocol.search(protocol.Rules(**{rule: False}))
-    print(told(found))
+    sys.stdout.write(told(found) + "\n")
     assert found.broken == NEEDED[rule], told(found)
     assert found.trace
 
