@@ -1,0 +1,103 @@
+"""The bench's side of a contender: a process that runs one round per request, under strace where syncs are counted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_SYNC = re.compile(r"\bf(?:data)?sync\(")
+START_S = 300.0
+
+
+class ContenderFailed(RuntimeError):
+    """A contender ended or answered nonsense; its last words are in the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of one contender came to."""
+
+    count: int
+    seconds: float
+    syncs: int | None
+    """fdatasync and fsync calls of the round; None when nobody counted."""
+    answer: dict[str, Any]
+
+    @property
+    def rate(self) -> float:
+        """Acknowledged writes per second."""
+        return self.count / self.seconds
+
+
+def under_strace(log: Path, delay_us: int) -> list[str]:
+    """Return the command that logs every sync and makes each take `delay_us` longer (0: as long as it takes)."""
+    command = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", "trace=fdatasync,fsync", "-e", "signal=none"]
+    if delay_us:
+        command += ["-e", f"inject=fdatasync,fsync:delay_exit={delay_us}"]
+    return [*command, "-o", str(log)]
+
+
+class Contender:
+    """A running contender. Use as a context; `round` blocks until the answer is there."""
+
+    def __init__(
+        self, command: Sequence[str], *, words: Path, log: Path | None = None, delay_us: int = 0, cwd: Path | None = None
+    ) -> None:
+        traced = under_strace(log, delay_us) if log is not None else []
+        self._log = log
+        self._words = words
+        with words.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*traced, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=cwd, text=True
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _open(self._process.stdin).close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        _open(self._process.stdout).close()
+
+    def ready(self) -> None:
+        """Wait until the contender has prepared its database."""
+        self._answer()
+
+    def round(self, seconds: float, tasks: int) -> Round:
+        """Run one round with `tasks` concurrent callers."""
+        before = self._syncs()
+        asking = _open(self._process.stdin)
+        asking.write(json.dumps({"seconds": seconds, "tasks": tasks}) + "\n")
+        asking.flush()
+        answer = self._answer()
+        syncs = None if before is None else (self._syncs() or 0) - before
+        return Round(answer["count"], answer["seconds"], syncs, answer)
+
+    def _syncs(self) -> int | None:
+        return None if self._log is None else len(_SYNC.findall(self._log.read_text(errors="replace")))
+
+    def _answer(self) -> dict[str, Any]:
+        line = _open(self._process.stdout).readline()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            said = self._words.read_text(errors="replace")[-2000:]
+            raise ContenderFailed(f"{self._process.args}: answered {line!r}\n{said}") from None
+        return answer
+
+
+def _open(pipe: IO[str] | None) -> IO[str]:
+    if pipe is None:
+        raise TypeError("this pipe was asked for when the process was started")
+    return pipe
