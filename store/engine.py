@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 BUSY_MS = 30_000
+WRITER_BUSY_MS = 1_000
+"""How long one try of a writer waits inside SQLite; it tries again itself, and must hear a close in between."""
 _CONNECT_S = 10
 _FIRST_OPEN_LOCK = 0x726F6C6C
 """Key of the PostgreSQL advisory lock that serialises first opens."""
@@ -58,20 +60,20 @@ def shown(url: sa.URL) -> str:
     )
 
 
-def write_engine(url: sa.URL) -> sa.Engine:
+def write_engine(url: sa.URL, *, busy_ms: int = BUSY_MS) -> sa.Engine:
     """Return an engine for one thread: one connection, every commit durable."""
     if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url)
+        return _sqlite_engine(url, busy_ms)
     return sa.create_engine(
         plain(url), pool_size=1, max_overflow=0, connect_args=postgresql_arguments(url), json_serializer=_json
     )
 
 
-def _sqlite_engine(url: sa.URL) -> sa.Engine:
+def _sqlite_engine(url: sa.URL, busy_ms: int) -> sa.Engine:
     engine = sa.create_engine(
         url,
         poolclass=sa.pool.SingletonThreadPool,
-        connect_args={"timeout": BUSY_MS / 1000, "check_same_thread": False},
+        connect_args={"timeout": busy_ms / 1000, "check_same_thread": False},
         json_serializer=_json,
     )
 
@@ -81,7 +83,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         _pragma(connection, "journal_mode", "wal")
         _pragma(connection, "synchronous", 2)
         _pragma(connection, "foreign_keys", 1)
-        _pragma(connection, "busy_timeout", BUSY_MS)
+        _pragma(connection, "busy_timeout", busy_ms)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 30.0
+_RETRY_S = 1.0
+_ENDING_S = 2.0
+"""How long the end waits for a renewal that hangs in the database; the thread does not keep the process alive."""
 
 
 def boot_s() -> float:
@@ -71,7 +74,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     async def __aenter__(self) -> Self:
-        self._engine = engine.write_engine(self._store.url)
+        self._engine = self._open()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
         return self
@@ -79,7 +82,7 @@ class Heartbeat:
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _ENDING_S)
         elif self._engine is not None:
             self._engine.dispose()
 
@@ -97,14 +100,23 @@ class Heartbeat:
             if held is not None and held.lease.fence == lease.fence:
                 del self._leases.held[lease.rollout_id]
 
+    def _open(self) -> sa.Engine:
+        return engine.write_engine(self._store.url, busy_ms=engine.WRITER_BUSY_MS)
+
     def _run(self) -> None:
-        while not self._stop.wait(self._store.ttl_s / 3):
-            self.beat()
+        period_s = self._store.ttl_s / 3
+        pause_s = period_s
+        while not self._stop.wait(pause_s):
+            try:
+                pause_s = period_s if self.beat() else min(_RETRY_S, period_s)
+            except Exception:
+                logger.exception("a renewal of leases failed; trying again")
+                pause_s = min(_RETRY_S, period_s)
         if self._engine is not None:
             self._engine.dispose()
 
-    def beat(self) -> None:
-        """Renew everything once; called by the thread, and by tests in its place."""
+    def beat(self) -> bool:
+        """Renew everything once, False when the database was away; called by the thread, and by tests in its place."""
         now_s = self._clock()
         with self._leases.lock:
             held = [h for h in self._leases.held.values() if self._ticks(h, now_s)]
@@ -116,13 +128,14 @@ class Heartbeat:
             if now_s - self._said_s >= _SAY_EVERY_S:
                 self._said_s = now_s
                 logger.warning("leases cannot be renewed: %s", e.orig)
-            return
+            return False
         for h in held:
             why = (
                 "lost" if h.lease.rollout_id not in kept else "cancelled" if kept[h.lease.rollout_id] else ""
             )
             if why:
                 self._tell(h, why)
+        return True
 
     def _ticks(self, held: _Held, now_s: float) -> bool:
         """Say whether the lease's loop has run lately, and ask it for the next sign of life."""
@@ -141,7 +154,7 @@ class Heartbeat:
 
     def _extend(self, held: list[_Held]) -> dict[str, bool]:
         if self._engine is None:
-            self._engine = engine.write_engine(self._store.url)
+            self._engine = self._open()
         pairs = [(h.lease.rollout_id, h.lease.fence) for h in held]
         ttl_ms = round(self._store.ttl_s * 1000)
         worker_id, dialect = self._store.worker.worker_id, self._store.dialect

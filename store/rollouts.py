@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TTL_S = 60.0
 DEFAULT_OUTAGE_S = 900.0
+_STOP_S = 0.5
+"""How long a close waits for room in the queue; what is queued is committed in any case."""
 
 
 class Store:
@@ -48,7 +50,7 @@ class Store:
         """How long a lease lasts without renewal."""
         self.history = History(url, outage_s=outage_s)
         self._writer = Writer(
-            engine.write_engine(url),
+            engine.write_engine(url, busy_ms=engine.WRITER_BUSY_MS),
             dialect,
             worker.worker_id,
             ticket=partial(engine.ticket, url),
@@ -85,11 +87,19 @@ class Store:
         return store
 
     async def close(self) -> None:
-        """Commit what is queued, say that this worker stops, and let go of every connection."""
+        """Commit what is queued, say that this worker stops, and let go of every connection.
+
+        Raises `errors.StoreUnreachable`, within seconds, when the database is away.
+        """
+        stop = asyncio.ensure_future(
+            self._writer.write("stop", lambda c: leases.stop(c, self.dialect, self.worker.worker_id))
+        )
         try:
-            await self._writer.write("stop", lambda c: leases.stop(c, self.dialect, self.worker.worker_id))
-        finally:
+            await asyncio.wait([stop], timeout=_STOP_S)
             await self._writer.close()
+            await stop
+        finally:
+            stop.cancel()
             await self.history.close()
 
     async def submit(self, new: Sequence[rows.NewRollout]) -> list[tuple[str, bool]]:

@@ -59,11 +59,13 @@ class _Item:
         _on(self.loop, settle)
 
 
-def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> bool:
+    """Run the callback on its loop; False when that loop is closed, so that nobody waits there any more."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
-        return  # the caller's loop is closed: nobody waits there any more
+        return False
+    return True
 
 
 def _free(place: asyncio.Future[None]) -> None:
@@ -97,11 +99,14 @@ class Writer:
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._in_flight: list[_Item] = []
+        self._in_flight: list[list[_Item]] = []
+        """Groups that each share a transaction, the one being committed first; a new thread goes on here."""
         self._batch_no = 0
+        self._settled = 0
         self._computed: tuple[list[_Item], list[object]] | None = None
         """The last batch that reached its COMMIT, with its results: durable or not is read from the mark."""
         self._closing = threading.Event()
+        self._closed_s = 0.0
         self._thread = self._start()
 
     async def write(self, name: str, operation: Operation[T]) -> T:
@@ -120,14 +125,29 @@ class Writer:
         return result
 
     async def close(self) -> None:
-        """Commit what is queued, then end the thread."""
+        """Commit what is queued, then end the thread.
+
+        Raises `StoreUnreachable` when the database does not answer; the process may end although the thread waits.
+        """
         with self._changed:
-            self._closed = True
+            if not self._closed:
+                self._closed, self._closed_s = True, time.monotonic()
             self._closing.set()
             self._changed.notify_all()
-        await asyncio.to_thread(self._thread.join)
-        if self._queue or self._in_flight:
-            raise errors.StoreUnreachable(f"{len(self._queue) + len(self._in_flight)} writes were not stored")
+            self._make_room(len(self._waiting))
+        await asyncio.to_thread(self._join)
+        if self._thread.is_alive() or self._queue or self._in_flight:
+            left = len(self._queue) + sum(len(items) for items in self._in_flight)
+            raise errors.StoreUnreachable(
+                f"closed while the outcome of {left} writes is unknown", hint="mend the database, then resume"
+            )
+
+    def _join(self) -> None:
+        """Wait for the thread while it gets on; one that stands still for the closing patience is left behind."""
+        seen = -1
+        while self._thread.is_alive() and seen != self._settled:
+            seen = self._settled
+            self._thread.join(_CLOSING_PATIENCE_S + 1)
 
     async def _enqueue(self, name: str, work: Change | Operation[Any]) -> Any:  # noqa: ANN401 - what the work returns
         if name not in failpoints.WRITES:
@@ -146,7 +166,6 @@ class Writer:
                 return False
             self._queue.append(item)
             if not self._thread.is_alive():
-                logger.critical("the writer thread died; a new one settles what it left")
                 self._thread = self._start()
             self._changed.notify()
             return True
@@ -165,12 +184,17 @@ class Writer:
         return thread
 
     def _run(self) -> None:
-        if self._in_flight:
-            self._settle(self._in_flight)
-        while items := self._take():
-            self._in_flight = items
-            self._settle(items)
-            self._in_flight = []
+        try:
+            self._settle()
+            while items := self._take():
+                self._in_flight.append(items)
+                self._settle()
+        except BaseException:
+            logger.critical("the writer thread died; a new one settles what it left", exc_info=True)
+            time.sleep(_RETRY_S[0])
+            with self._changed:
+                self._thread = self._start()
+            return
         self._engine.dispose()
 
     def _take(self) -> list[_Item]:
@@ -179,25 +203,33 @@ class Writer:
             while not self._queue and not self._closed:
                 self._changed.wait()
             items = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            for _ in range(min(len(items), len(self._waiting))):
-                loop, free = self._waiting.popleft()
-                _on(loop, partial(_free, free))
+            self._make_room(len(items))
             return items
 
-    def _settle(self, items: list[_Item]) -> None:
-        """Commit the items and answer every one of them, whatever happens."""
-        try:
-            results = self._commit_patiently(items)
-        except Exception as e:  # noqa: BLE001 - the thread's boundary: every error goes to the caller who wrote it
-            if len(items) > 1 and not isinstance(e, errors.StoreUnreachable):
-                for item in items:
-                    self._settle([item])
-                return
-            results = [e] * len(items)
-        for item in items:
-            failpoints.hit(f"{item.name}.after_commit")
-        for item, result in zip(items, results, strict=True):
-            item.answer(result)
+    def _make_room(self, places: int) -> None:
+        """Let so many callers try again; one who gave up or whose loop is closed takes nobody's place."""
+        while places > 0 and self._waiting:
+            loop, free = self._waiting.popleft()
+            if not free.done() and _on(loop, partial(_free, free)):
+                places -= 1
+
+    def _settle(self) -> None:
+        """Commit what is in flight and answer every item of it, whatever happens."""
+        while self._in_flight:
+            items = self._in_flight[0]
+            try:
+                results = self._commit_patiently(items)
+            except Exception as e:  # noqa: BLE001 - the thread's boundary: every error goes to the caller who wrote it
+                if len(items) > 1 and not isinstance(e, errors.StoreUnreachable):
+                    self._in_flight[:1] = [[item] for item in items]
+                    continue
+                results = [e] * len(items)
+            for item in items:
+                failpoints.hit(f"{item.name}.after_commit")
+            for item, result in zip(items, results, strict=True):
+                item.answer(result)
+            del self._in_flight[0]
+            self._settled += 1
 
     def _commit_patiently(self, items: list[_Item]) -> list[object]:
         """Commit once, waiting out trouble with the database; raises `StoreUnreachable` when it lasts too long."""
@@ -216,7 +248,8 @@ class Writer:
                 if not is_trouble(e):
                     raise
                 waited = time.monotonic() - started
-                if waited >= (_CLOSING_PATIENCE_S if self._closed else self._outage_s):
+                closing = self._closed and time.monotonic() - self._closed_s >= _CLOSING_PATIENCE_S
+                if closing or waited >= self._outage_s:
                     raise errors.StoreUnreachable(
                         f"the database did not take {len(items)} writes for {waited:.0f} s: {e.orig}",
                         hint="mend the database or its disk; nothing that was acknowledged is lost",
@@ -252,10 +285,15 @@ class Writer:
         return [results[n] for n in range(len(items))]
 
     def _mark(self) -> int:
-        """Return the number of this worker's last batch that is durable."""
+        """Return the number of this worker's last batch that is durable.
+
+        Locks the row, so that a server that still works on the lost commit finishes it before it answers.
+        """
         with self._engine.connect() as connection, connection.begin():
             found = connection.execute(
-                sa.select(workers.c.last_batch).where(workers.c.worker_id == self._worker_id)
+                sa.select(workers.c.last_batch)
+                .where(workers.c.worker_id == self._worker_id)
+                .with_for_update()
             ).scalar()
             return 0 if found is None else int(found)
 
