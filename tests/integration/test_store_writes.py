@@ -1,21 +1,22 @@
-"""The write primitive on a real SQLite file: what each staleness is answered with, and what the database refuses."""
+"""The conformance suite: what each staleness is answered with, and what the database refuses, on every kind of database."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 
-from store import engine, errors, revisions, rows, schema, triggers
+from store import errors, rows, schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from store.rollouts import Store
+    from tests.conftest import Database
+
+pytestmark = pytest.mark.databases
 
 LINE = ["provision", "start_agent", "take_patch", "grade", "release"]
 
@@ -23,7 +24,7 @@ LINE = ["provision", "start_agent", "take_patch", "grade", "release"]
 @pytest.fixture
 async def lease(store: Store, new_rollout: Callable[..., rows.NewRollout]) -> rows.Lease:
     await store.submit([new_rollout()])
-    (claimed,) = await store.claim(limit=1)
+    (claimed,) = await store.claim(limit=1, run_id="run")
     return claimed
 
 
@@ -82,20 +83,18 @@ async def test_of_a_hundred_concurrent_writers_of_one_version_exactly_one_applie
     assert await state_of(store, lease) == ("sandbox_ready", 1, 1)
 
 
-async def test_a_stale_worker_can_change_nothing(open_store, new_rollout, tmp_path: Path):
-    clock = "(SELECT CAST(value AS INTEGER) FROM schema_meta WHERE key = 'clock')"
+async def test_a_stale_worker_can_change_nothing(open_store, new_rollout, database: Database):
+    clock = "(SELECT CAST(value AS BIGINT) FROM schema_meta WHERE key = 'clock')"
     plain = await open_store()
-    with sqlite3.connect(tmp_path / "rollouts.db") as raw:
-        raw.execute("INSERT INTO schema_meta VALUES ('clock', '1000')")
-    raw.close()
+    database.ask("INSERT INTO schema_meta VALUES ('clock', '1000')")
     old = await open_store(now_sql=clock)
     try:
         await old.submit([new_rollout()])
-        (stale,) = await old.claim(limit=1, ttl_s=60)
-        assert await old.claim(limit=1) == []
+        (stale,) = await old.claim(limit=1, run_id="run", ttl_s=60)
+        assert await old.claim(limit=1, run_id="run") == []
         await set_clock(plain, "61001")
         assert await old.transition(stale, "provision", op_id="late") == rows.LeaseExpired()
-        (fresh,) = await old.claim(limit=1, ttl_s=60)
+        (fresh,) = await old.claim(limit=1, run_id="run", ttl_s=60)
         assert (fresh.fence, fresh.previous) == (2, "crashed")
         assert await old.transition(stale, "provision", op_id="late") == rows.LeaseLost(fence=2)
         step = rows.StepRow(name="turn-0001", output={})
@@ -146,7 +145,7 @@ async def test_a_rollout_with_an_open_sandbox_cannot_be_released(store: Store, l
 
 async def test_one_bad_write_in_a_batch_fails_alone(store: Store, new_rollout):
     await store.submit([new_rollout() for _ in range(20)])
-    leases = await store.claim(limit=20)
+    leases = await store.claim(limit=20, run_id="run")
     twice = [rows.StepRow(name="same", output={}), rows.StepRow(name="same", output={})]
     extras = [twice if n == 7 else [rows.StepRow(name="one", output={})] for n in range(20)]
     results = await asyncio.gather(
@@ -177,14 +176,16 @@ async def test_a_repeated_submit_attaches_and_a_changed_one_conflicts(store: Sto
     assert await store.submit([new_rollout(idem_key="k")]) == [(first.id, False)]
     with pytest.raises(errors.Conflict, match=first.id):
         await store.submit([new_rollout(), new_rollout(idem_key="k", request_sha256="other")])
-    assert len(await store.history.overview()) == 1
+    assert len(await store.history.overview(run_id="run")) == 1
 
 
 async def test_two_stores_on_one_file_never_claim_the_same_rollout(open_store, new_rollout):
     one, two = await open_store(), await open_store()
     try:
         await one.submit([new_rollout() for _ in range(40)])
-        claimed = await asyncio.gather(*(s.claim(limit=2) for _ in range(10) for s in (one, two)))
+        claimed = await asyncio.gather(
+            *(s.claim(limit=2, run_id="run") for _ in range(10) for s in (one, two))
+        )
         ids = [lease.rollout_id for batch in claimed for lease in batch]
         assert len(ids) == 40
         assert len(set(ids)) == 40
@@ -197,43 +198,44 @@ async def test_an_interrupted_attempt_costs_no_budget_and_a_later_claim_waits_fo
     store: Store, lease
 ):
     await store.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
-    (again,) = await store.claim(limit=1)
+    (again,) = await store.claim(limit=1, run_id="run")
     assert (again.fence, again.attempt_no, again.previous) == (2, 2, "interrupted")
     await store.record(again, give_back=rows.GiveBack(outcome="failed", delay_ms=60_000, spend="infra"))
-    assert await store.claim(limit=1) == []
+    assert await store.claim(limit=1, run_id="run") == []
     row = await store.history.rollout(lease.rollout_id)
     assert row is not None
     assert (row["crash_count"], row["infra_count"], row["grade_count"]) == (0, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("statement", "why"),
-    [
-        ("UPDATE transitions SET trig = 'grade'", "append-only"),
-        ("DELETE FROM transitions", "keeps its rows"),
-        ("UPDATE rollouts SET state = 'graded', version = version + 1", "no such edge"),
-        ("UPDATE rollouts SET state = 'agent_running'", "version by one"),
-        ("UPDATE rollouts SET lease_until = 5, lease_owner = NULL", "CHECK"),
-        ("UPDATE rollouts SET finished_at = 5", "CHECK"),
-        ("UPDATE rollouts SET state = 'nowhere', version = version + 1", "no such edge|CHECK"),
-        ("DELETE FROM rollouts", "keeps its rows"),
-        ("INSERT INTO transitions SELECT rollout_id, 9, 'created', 'grade', 'graded', 1, 'a', 'o', 0, '{}' FROM transitions",
-         "FOREIGN KEY"),
-        ("DELETE FROM fsm_edges", "keeps its rows"),
-        ("UPDATE grades SET reward = 1.0", "append-only"),
-        ("UPDATE rewards SET reward = 1.0", "append-only"),
-    ],
-)  # fmt: skip
-async def test_the_database_itself_refuses(store: Store, lease, tmp_path: Path, statement: str, why: str):
+OF_RUN = "WHERE run_id = 'run'"
+REFUSED = [
+    ("UPDATE transitions SET trig = 'grade'", "append-only"),
+    ("DELETE FROM transitions", "keeps its rows"),
+    (f"UPDATE rollouts SET state = 'graded', version = version + 1 {OF_RUN}", "no such edge"),
+    (f"UPDATE rollouts SET state = 'agent_running' {OF_RUN}", "version by one"),
+    (f"UPDATE rollouts SET lease_until = 5, lease_owner = NULL {OF_RUN}", "CHECK"),
+    (f"UPDATE rollouts SET finished_at = 5 {OF_RUN}", "CHECK"),
+    (f"UPDATE rollouts SET state = 'nowhere', version = version + 1 {OF_RUN}", "no such edge|CHECK"),
+    ("DELETE FROM rollouts", "keeps its rows"),
+    (
+        f"""INSERT INTO transitions SELECT rollout_id, 9, 'created', 'grade', 'graded', 1, 'a', 'o', 0, '{{}}'
+            FROM transitions JOIN rollouts ON id = rollout_id {OF_RUN}""",
+        "FOREIGN KEY",
+    ),
+    ("DELETE FROM fsm_edges", "keeps its rows"),
+    ("UPDATE grades SET reward = 1.0", "append-only"),
+    ("UPDATE rewards SET reward = 1.0", "append-only"),
+]
+
+
+async def test_the_database_itself_refuses_what_history_does_not_allow(
+    store: Store, lease: rows.Lease, database: Database
+):
     await store.transition(lease, "provision", op_id="p")
     await grade_once(store, lease)
-    connection = sqlite3.connect(tmp_path / "rollouts.db")
-    try:
-        connection.execute("PRAGMA foreign_keys = 1")
-        with pytest.raises(sqlite3.IntegrityError, match=why):
-            connection.execute(statement)
-    finally:
-        connection.close()
+    for statement, why in REFUSED:
+        with pytest.raises(database.refusal, match=f"(?i){why}"):
+            database.ask(statement)
 
 
 async def grade_once(store: Store, lease: rows.Lease, **columns: Any) -> rows.Outcome:
@@ -274,64 +276,13 @@ async def test_a_second_first_verdict_of_the_same_patch_and_grader_is_refused(
         await grade_once(store, lease, grade_id="g2")
 
 
-async def test_equal_artifacts_are_stored_once_and_come_back_whole(
-    store: Store, lease: rows.Lease, tmp_path: Path
-):
+async def test_equal_artifacts_are_stored_once_and_come_back_whole(store: Store, lease: rows.Lease):
     await grade_once(store, lease, log=rows.Artifact.of(b"x" * 100_000))
     kept = rows.Artifact.of(b"x" * 100_000)
     assert len(kept.stored) < 1000
     assert await store.history.artifact(kept.sha256) == b"x" * 100_000
     noise = bytes(range(256))
     assert rows.unpack(rows.Artifact.of(noise).codec, rows.Artifact.of(noise).stored) == noise
-
-
-async def test_the_migrated_schema_equals_the_declared_one_with_its_guards(store: Store, tmp_path: Path):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    writing = engine.write_engine(engine.parse_url(f"sqlite:///{tmp_path / 'rollouts.db'}"))
-    declared = sa.create_engine("sqlite://")
-    try:
-        with writing.connect() as connection:
-            assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
-            migrated = shape(connection)
-            made = set(
-                connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
-            )
-        with declared.begin() as connection:
-            schema.metadata.create_all(connection)
-            assert shape(connection) == migrated
-        assert made == {triggers.sqlite(guard) for guard in triggers.GUARDS}
-    finally:
-        writing.dispose()
-        declared.dispose()
-
-
-def shape(connection: sa.Connection) -> dict[str, Any]:
-    """Everything about the tables that a comparison of metadata does not see."""
-    looked = sa.inspect(connection)
-    return {
-        table: (
-            [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in looked.get_columns(table)],
-            sorted((c["name"], c["sqltext"]) for c in looked.get_check_constraints(table)),
-            sorted(
-                (i["name"], i["column_names"], str((i["dialect_options"] or {}).get("sqlite_where")))
-                for i in looked.get_indexes(table)
-            ),
-            sorted(
-                str(k["constrained_columns"] + k["referred_columns"]) for k in looked.get_foreign_keys(table)
-            ),
-        )
-        for table in schema.metadata.tables
-    }
-
-
-async def test_every_commit_is_synchronous_in_write_ahead_mode(store: Store):
-    def pragmas(connection: sa.Connection) -> tuple[object, ...]:
-        names = ("journal_mode", "synchronous", "foreign_keys")
-        return tuple(connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names)
-
-    assert await store._writer.write("record", pragmas) == ("wal", 2, 1)
 
 
 async def test_a_closed_store_refuses_writes(open_store, new_rollout):
@@ -350,37 +301,3 @@ async def test_sixteen_workers_may_open_a_new_store_at_once(open_store):
     finally:
         for opened in stores:
             await opened.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("sqlite:///:memory:", "in-memory"),
-        ("not a url", "not a database URL"),
-        ("mysql://h/db", "not supported"),
-        ("sqlite:////proc/nowhere/x.db", "folder"),
-    ],
-)
-async def test_an_unusable_url_is_refused_with_a_clear_message(open_store, new_id, url: str, why: str):
-    from store import workers
-    from store.rollouts import Store
-
-    with pytest.raises(errors.StoreUnusable, match=why):
-        await Store.open(url, worker=workers.this_process(new_id()), edges=(), new_uuid="u")
-
-
-async def test_a_file_that_is_no_database_is_refused_and_left_alone(open_store, tmp_path: Path):
-    (tmp_path / "notes.db").write_text("my notes, not a database")
-    with pytest.raises(errors.StoreUnusable, match="not a SQLite database"):
-        await open_store("notes.db")
-    assert (tmp_path / "notes.db").read_text() == "my notes, not a database"
-
-
-async def test_a_newer_schema_is_refused_with_both_revisions(open_store, tmp_path: Path):
-    await (await open_store()).close()
-    raw = sqlite3.connect(tmp_path / "rollouts.db")
-    raw.execute("UPDATE alembic_version SET version_num = '9999'")
-    raw.commit()
-    raw.close()
-    with pytest.raises(errors.StoreUnusable, match=f"9999.*{revisions.newest()}"):
-        await open_store()
