@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import pytest
 from orchestrator import states
 from orchestrator.identity import uuid7
 from orchestrator.testing import postgres
-from store import rows, workers
+from store import engine, revisions, rows, workers
 from store.rollouts import Store
 
 if TYPE_CHECKING:
@@ -119,19 +120,25 @@ def postgres_server() -> Iterator[postgres.PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def postgres_template(postgres_server: postgres.PostgresServer) -> Iterator[str]:
-    """A database with the newest schema, to copy for each test: migrating takes ten times longer."""
-    import sqlalchemy as sa
-
-    from store import engine, revisions
-
-    name = f"template_{uuid.uuid4().hex}"
-    writing = engine.write_engine(engine.parse_url(postgres_server.create(name)))
+def _migrate(url: str) -> None:
+    writing = engine.write_engine(engine.parse_url(url))
     with writing.begin() as connection:
-        assert isinstance(connection, sa.Connection)
         revisions.upgrade(connection)
     writing.dispose()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the newest schema, to copy for each test: migrating takes ten times longer."""
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: postgres.PostgresServer) -> Iterator[str]:
+    name = f"template_{uuid.uuid4().hex}"
+    _migrate(postgres_server.create(name))
     yield name
     postgres_server.drop(name)
 
@@ -162,6 +169,7 @@ def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ca
 
         def make(kind: str) -> Database:
             if kind in ("sqlite", "shared"):
+                shutil.copyfile(request.getfixturevalue("sqlite_template"), tmp_path / "rollouts.db")
                 if kind == "shared":
                     process: Noise = request.getfixturevalue("noise")
                     assert process.tell(f"begin {sqlite()}") == "ready\n"

@@ -8,13 +8,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from orchestrator import errors
-from orchestrator.cli import look, run, sql, validate
+from orchestrator.cli import db, look, run, sql, validate
 from orchestrator.cli.console import complain, show_warnings
 from store import errors as store_errors
 
 _WRONG = 1
 _USAGE = 2
-_RUN, _LOOK = "Run", "Look"
+_RUN, _LOOK, _KEEP = "Run", "Look", "Keep"
 
 app = typer.Typer(
     name="rollouts",
@@ -42,6 +42,7 @@ app.command("validate", rich_help_panel=_RUN)(validate.validate)
 app.command("list", rich_help_panel=_LOOK)(look.list_rollouts)
 app.command("show", rich_help_panel=_LOOK)(look.show)
 app.command("sql", rich_help_panel=_LOOK)(sql.sql)
+app.add_typer(db.app, name="db", rich_help_panel=_KEEP)
 
 
 def main() -> NoReturn:

@@ -12,7 +12,7 @@ Db = Annotated[
     typer.Option(
         "--db",
         metavar="URL",
-        help="Database: sqlite:///PATH or a path. Default: ROLLOUTS_DATABASE_URL, else logs/rollouts.db.",
+        help="Database: sqlite:///PATH, a path, or postgresql://... Default: ROLLOUTS_DATABASE_URL, else logs/rollouts.db.",
         show_default=False,
     ),
 ]

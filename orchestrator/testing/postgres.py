@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -80,9 +79,6 @@ class PostgresServer:
         """Stop the server if it was started here, and remove its files."""
         self.admin.close()
         if self._folder is not None:
-            pid = self._server.get_pid()
-            if pid is not None:
-                os.kill(pid, signal.SIGQUIT)  # its files go too: nothing needs flushing
             self._server.cleanup()
 
     def __enter__(self) -> Self:

@@ -41,6 +41,7 @@ def test_the_readme_shows_the_state_line():
 
 def test_the_readme_names_every_command():
     names = [command.name for command in app.registered_commands]
+    names += [group.name for group in app.registered_groups]
     assert [name for name in names if f"| `rollouts {name}" not in README] == []
 
 
