@@ -17,8 +17,9 @@ from bench.store_rounds.workload import Walked
 from store.dialect import SQLITE_NOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
+_PRAGMAS = ("journal_mode = wal", "synchronous = 2", "foreign_keys = 1")
 _CAS = f"""UPDATE rollouts SET state = :dst, version = version + 1, updated_at = {SQLITE_NOW}
   WHERE id = :id AND version = :version AND fence = :fence AND state = :src AND lease_until > {SQLITE_NOW}"""
 _LOG = f"""INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload)
@@ -41,19 +42,21 @@ async def _prepared(url: str) -> list[Walked]:
     return [Walked(lease.rollout_id, lease.fence) for lease in leases]
 
 
-def ours(url: str) -> None:
+async def ours(url: str) -> None:
     """Serve rounds through the store's public interface."""
-    with asyncio.Runner() as runner:
-        store = runner.run(workload.open_store(url))
-        walkers = workload.Walkers(store, runner.run(workload.claimed(store)))
+    store = await workload.open_store(url)
+    walkers = workload.Walkers(store, await workload.claimed(store))
 
-        def round_of(seconds: float, tasks: int) -> dict[str, Any]:
-            before = runner.run(_batches(store))
-            count = runner.run(walkers.round(seconds, tasks))
-            return {"count": count, "batches": runner.run(_batches(store)) - before}
+    async def round_of(seconds: float, tasks: int) -> dict[str, Any]:
+        before = await _batches(store)
+        started = time.perf_counter()
+        count = await walkers.round(seconds, tasks)
+        took = time.perf_counter() - started
+        batches = await _batches(store) - before
+        return {"count": count, "seconds": took, "batches": batches, "refused": len(walkers.refused)}
 
-        workload.serve(round_of)
-        runner.run(store.close())
+    await workload.serve(round_of)
+    await store.close()
 
 
 async def _batches(store: workload.Store) -> int:
@@ -61,22 +64,21 @@ async def _batches(store: workload.Store) -> int:
     return int(found.rows[0][0])
 
 
-def raw(url: str) -> None:
-    """Serve rounds of the `sqlite3` module: one commit per transition, WAL and FULL."""
-    walked = asyncio.run(_prepared(url))
+async def raw(url: str) -> None:
+    """Serve rounds of the `sqlite3` module: one commit per transition, WAL and FULL; nothing asynchronous in a round."""
+    walked = await _prepared(url)
     connection = sqlite3.connect(str(sa.make_url(url).database), isolation_level=None)
-    for pragma in ("journal_mode = wal", "synchronous = 2", "foreign_keys = 1"):
+    for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}").fetchall()
 
-    def round_of(seconds: float, _tasks: int) -> dict[str, Any]:
+    async def round_of(seconds: float, _tasks: int) -> dict[str, Any]:
         deadline = time.perf_counter() + seconds
         done = 0
         while time.perf_counter() < deadline:
             rollout = walked[done % len(walked)]
             parameters = _parameters(rollout)
             connection.execute("BEGIN IMMEDIATE")
-            changed = connection.execute(_CAS, parameters).rowcount
-            if changed != 1:
+            if connection.execute(_CAS, parameters).rowcount != 1:
                 raise RuntimeError("a transition was not applied")
             connection.execute(_LOG, parameters)
             connection.execute("COMMIT")
@@ -84,7 +86,7 @@ def raw(url: str) -> None:
             done += 1
         return {"count": done}
 
-    workload.serve(round_of)
+    await workload.serve(round_of)
     connection.close()
 
 
@@ -94,42 +96,42 @@ def _naive_engine(url: str) -> AsyncEngine:
     @event.listens_for(engine.sync_engine, "connect")
     def _connect(connection: Any, _record: object) -> None:  # noqa: ANN401 - the DBAPI's own type
         cursor = connection.cursor()
-        for pragma in ("journal_mode = wal", "synchronous = 2", "foreign_keys = 1"):
+        for pragma in _PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
     return engine
 
 
-def naive(url: str) -> None:
+async def naive(url: str) -> None:
     """Serve rounds of async SQLAlchemy over aiosqlite as one would write it: a transaction of its own per transition."""
-    walked = asyncio.run(_prepared(url))
+    walked = await _prepared(url)
     cas, log = sa.text(_CAS), sa.text(_LOG)
-    with asyncio.Runner() as runner:
-        engine = _naive_engine(url)
+    engine = _naive_engine(url)
 
-        async def walk(mine: list[Walked], deadline: float) -> int:
-            done = 0
-            while time.perf_counter() < deadline:
-                rollout = mine[done % len(mine)]
-                parameters = _parameters(rollout)
-                async with engine.begin() as connection:
-                    if (await connection.execute(cas, parameters)).rowcount != 1:
-                        raise RuntimeError("a transition was not applied")
-                    await connection.execute(log, parameters)
-                rollout.version += 1
-                done += 1
-            return done
+    async def walk(mine: list[Walked], deadline: float) -> int:
+        done = 0
+        while time.perf_counter() < deadline:
+            rollout = mine[done % len(mine)]
+            parameters = _parameters(rollout)
+            async with engine.begin() as connection:
+                if (await connection.execute(cas, parameters)).rowcount != 1:
+                    raise RuntimeError("a transition was not applied")
+                await connection.execute(log, parameters)
+            rollout.version += 1
+            done += 1
+        return done
 
-        async def everyone(seconds: float, tasks: int) -> int:
-            deadline = time.perf_counter() + seconds
-            return sum(await asyncio.gather(*(walk(walked[n::tasks], deadline) for n in range(tasks))))
+    async def round_of(seconds: float, tasks: int) -> dict[str, Any]:
+        deadline = time.perf_counter() + seconds
+        counts = await asyncio.gather(*(walk(walked[n::tasks], deadline) for n in range(tasks)))
+        return {"count": sum(counts)}
 
-        workload.serve(lambda seconds, tasks: {"count": runner.run(everyone(seconds, tasks))})
-        runner.run(engine.dispose())
+    await workload.serve(round_of)
+    await engine.dispose()
 
 
-CONTENDERS: dict[str, Callable[[str], None]] = {"ours": ours, "raw": raw, "naive": naive}
+CONTENDERS: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {"ours": ours, "raw": raw, "naive": naive}
 
 if __name__ == "__main__":
-    CONTENDERS[sys.argv[1]](sys.argv[2])
+    asyncio.run(CONTENDERS[sys.argv[1]](sys.argv[2]))

@@ -72,22 +72,29 @@ class Contender:
 
     def ready(self) -> None:
         """Wait until the contender has prepared its database."""
-        self._answer()
+        self.answer()
 
     def round(self, seconds: float, tasks: int) -> Round:
         """Run one round with `tasks` concurrent callers."""
         before = self._syncs()
-        asking = _open(self._process.stdin)
-        asking.write(json.dumps({"seconds": seconds, "tasks": tasks}) + "\n")
-        asking.flush()
-        answer = self._answer()
+        self.ask(seconds, tasks)
+        answer = self.answer()
+        if answer.get("refused"):
+            raise ContenderFailed(f"{self._process.args}: {answer['refused']} of its own transitions were refused")
         syncs = None if before is None else (self._syncs() or 0) - before
         return Round(answer["count"], answer["seconds"], syncs, answer)
 
     def _syncs(self) -> int | None:
         return None if self._log is None else len(_SYNC.findall(self._log.read_text(errors="replace")))
 
-    def _answer(self) -> dict[str, Any]:
+    def ask(self, seconds: float, tasks: int) -> None:
+        """Let a round begin without waiting for its end."""
+        asking = _open(self._process.stdin)
+        asking.write(json.dumps({"seconds": seconds, "tasks": tasks}) + "\n")
+        asking.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for what the contender says next."""
         line = _open(self._process.stdout).readline()
         try:
             answer: dict[str, Any] = json.loads(line)

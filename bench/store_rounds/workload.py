@@ -18,7 +18,7 @@ from store import rows, workers
 from store.rollouts import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 EDGES = frozenset((src.value, trigger, dst.value) for (src, trigger), dst in states.EDGES.items())
 CYCLE = (
@@ -84,6 +84,8 @@ class Walkers:
         self._store = store
         self._leases = leases
         self._op = 0
+        self.refused: list[rows.Outcome] = []
+        """Answers that a sole owner with live leases must never get."""
 
     async def round(self, seconds: float, tasks: int) -> int:
         """Keep `tasks` callers waiting for transitions for a while; return how many were acknowledged."""
@@ -105,16 +107,20 @@ class Walkers:
                     lease, trigger, op_id=f"{self._op:032x}", payload=PAYLOAD
                 )
                 if not isinstance(outcome, rows.Applied):
-                    raise TypeError(f"a transition was not applied: {outcome}")
+                    self.refused.append(outcome)
+                    return done
                 self._leases[n] = replace(lease, version=outcome.version, state=outcome.state)
                 done += 1
 
 
-def serve(round_of: Callable[[float, int], dict[str, Any]]) -> None:
-    """Run one round per line of standard input ({"seconds": s, "tasks": n}); answer each with a line of JSON."""
+async def serve(round_of: Callable[[float, int], Awaitable[dict[str, Any]]]) -> None:
+    """Run one round per line of standard input ({"seconds": s, "tasks": n}); answer each with a line of JSON.
+
+    The loop stays free while it waits, so that heartbeats see it alive.
+    """
     print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
+    while line := await asyncio.to_thread(sys.stdin.readline):
         wanted = json.loads(line)
         started = time.perf_counter()
-        result = round_of(wanted["seconds"], wanted["tasks"])
+        result = await round_of(wanted["seconds"], wanted["tasks"])
         print(json.dumps({"seconds": time.perf_counter() - started} | result), flush=True)
