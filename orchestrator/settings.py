@@ -10,8 +10,10 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -170,11 +172,51 @@ def load(
             section, _, key = path.partition(".")
             _section(tree, section, path)[key] = value
     try:
-        return Settings.model_validate(tree)
+        loaded = Settings.model_validate(tree)
     except ValidationError as e:
         raise errors.ConfigError(
             f"config {config!r}: {_explain(e)}", hint="see `aweagent/configs/`"
         ) from None
+    _refuse_secrets(loaded.llm)
+    return loaded
+
+
+_SECRET_FIELD = re.compile(
+    r"(?:^|[&;?])[^=&;]*(?:key|token|secret|pass|pwd|auth|sig|cred)[^=&;]*=", re.IGNORECASE
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY_HINT = "put the key into an environment variable and name that with --api-key-env (llm.api_key_env)"
+
+
+def _refuse_secrets(llm: LlmSettings) -> None:
+    """Refuse settings that hold a key, because settings are stored; no message here repeats the value."""
+    if not _VARIABLE.fullmatch(llm.api_key_env):
+        raise errors.ConfigError(
+            "llm.api_key_env is not the name of an environment variable; a key itself does not belong there",
+            hint=_KEY_HINT,
+        )
+    url = llm.base_url or ""
+    if url.startswith("replay:"):
+        return
+    try:
+        parts = urlsplit(url)
+        usable = parts.port != 0
+    except ValueError:
+        usable = False
+    if "@" in url:
+        raise errors.ConfigError(
+            "llm.base_url holds a user name or password (something before an @), which would be stored",
+            hint=f"{_KEY_HINT}; an @ of the path is written %40",
+        )
+    if not usable:
+        raise errors.ConfigError(
+            "llm.base_url is no URL that can be called: its host or port cannot be read",
+            hint="give a base URL such as http://127.0.0.1:8000/v1",
+        )
+    if any(_SECRET_FIELD.search(unquote(part)) for part in (parts.query, parts.fragment)):
+        raise errors.ConfigError(
+            "llm.base_url holds what looks like a key in its query, which would be stored", hint=_KEY_HINT
+        )
 
 
 def config_names() -> list[str]:

@@ -97,3 +97,58 @@ def test_the_database_url_follows_argument_then_variable_then_log_dir():
 
 def test_a_key_never_shows_in_its_repr():
     assert "sk-planted" not in repr(settings.secret("K", {"K": "sk-planted"}))
+
+
+SECRETS = [
+    "http://user:s3cr3t-planted@host:8000/v1",
+    "http://s3cr3t-planted@host/v1",
+    "user:s3cr3t-planted@host/v1",
+    "http://user:s3cr3t-planted/x@host/v1",
+    "http://user:s3cr3t-planted#x@host/v1",
+    "http://host/v1?api_key=s3cr3t-planted",
+    "http://host/v1?v=1&access%5Ftoken=s3cr3t-planted",
+    "http://host/v1;x?v=1;Token=s3cr3t-planted",
+    "http://host/v1#key=s3cr3t-planted",
+]
+
+
+@pytest.mark.parametrize("way", ["argument", "environment", "yaml"])
+@pytest.mark.parametrize("url", SECRETS)
+def test_an_address_that_holds_a_key_is_refused_without_repeating_it(tmp_path: Path, url: str, way: str):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"llm: {{base_url: {url!r}}}\n" if way == "yaml" else "{}")
+    with pytest.raises(errors.ConfigError) as refused:
+        settings.load(
+            str(path),
+            arguments={"llm.base_url": url if way == "argument" else None},
+            environ={"OPENAI_BASE_URL": url} if way == "environment" else EMPTY,
+        )
+    assert "s3cr3t" not in str(refused.value) + refused.value.hint
+    assert "--api-key-env" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:99999/v1", "http://host:s3cr3t/v1", "http://host:0/v1", "http://[::1/v1"]
+)
+def test_an_address_whose_port_or_host_cannot_be_read_is_refused(url: str):
+    with pytest.raises(errors.ConfigError, match="cannot be read") as refused:
+        settings.load("train", arguments={"llm.base_url": url}, environ=EMPTY)
+    assert "s3cr3t" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:8000/v1",
+        "https://[::1]:8000/v1?api-version=2026-01-01",
+        "replay:a.yaml@0123456789ab",
+    ],
+)
+def test_an_address_without_a_key_is_taken(url: str):
+    assert settings.load("train", arguments={"llm.base_url": url}, environ=EMPTY).llm.base_url == url
+
+
+def test_a_key_given_as_the_name_of_its_variable_is_refused_without_repeating_it():
+    with pytest.raises(errors.ConfigError, match="name of an environment variable") as refused:
+        settings.load("train", arguments={"llm.api_key_env": "sk-planted"}, environ=EMPTY)
+    assert "planted" not in str(refused.value)

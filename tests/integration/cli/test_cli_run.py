@@ -102,6 +102,11 @@ BAD = {
         "cannot be reached",
     ),
     "not an address": (["{offline}", "--base-url", "127.0.0.1:9", "--model", "m"], "not the address"),
+    "port out of range": (["{offline}", "--base-url", "http://127.0.0.1:99999/v1", "--model", "m"], "port cannot be read"),
+    "password in the address": (
+        ["{offline}", "--base-url", "http://user:s3cr3t@127.0.0.1:9/v1", "--model", "m"],
+        r"user name or password(?!.*s3cr3t)",
+    ),
     "missing replay": (["{offline}", "--model", "replay:none.yaml"], "none.yaml cannot be read"),
     "replay of other tasks": (
         ["{offline}", "--model", "replay:{tmp}/other.yaml", "{py}", "{py_value}"],
