@@ -91,7 +91,7 @@ async def _sandbox(
         finally:
             await sandbox.detach()
     finally:
-        await graded.release(provider, key)
+        await graded.release(provider, key, provider.ref)
 
 
 async def _record(task: Task, store: Store, settings: Settings, found: Findings) -> None:

@@ -82,12 +82,9 @@ async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
     for row in await runtime.store.history.of_rollout("sandboxes", rollout_id):
         if row["status"] != "releasing":
             continue
-        if row["provider_ref"] != runtime.provider.ref:
-            left.append(row["key"])
-            continue
         try:
             failpoints.hit("sandbox.before_release")
-            proof = await graded.release(runtime.provider, row["key"])
+            proof = await graded.release(runtime.provider, row["key"], row["provider_ref"])
             failpoints.hit("sandbox.after_release")
         except errors.Failure as e:
             logger.warning("rollout %s: sandbox %s is not released yet: %s", rollout_id, row["key"], e)

@@ -165,8 +165,15 @@ class SandboxProvider(Protocol):
     """Makes, finds and removes sandboxes of one kind."""
 
     name: str
-    ref: str
-    """The authority whose answer is proof: control-plane address, or host and boot id for `local`."""
+
+    @property
+    def ref(self) -> str:
+        """The authority whose answer is proof, and all that it takes to ask it again.
+
+        A control plane's address; for `local` the host, its boot id, and the folder that sandboxes lie in (device,
+        inode, path). It is stored with every sandbox; another worker's provider may have another one.
+        """
+        ...
 
     async def preflight(self) -> Isolation:
         """Check that sandboxes can be made here and return how they are kept apart.
@@ -187,15 +194,20 @@ class SandboxProvider(Protocol):
         """Return a sandbox that another process made; raises `errors.SandboxLost` when it is gone."""
         ...
 
-    async def release(self, key: str) -> str:
+    async def release(self, key: str, ref: str | None = None) -> str:
         """Remove every instance with this key and return the proof that none is left, in words.
 
-        Repeating it is harmless. Raises `errors.SandboxLost` when the authority cannot be asked.
+        `ref` is the authority under which the sandbox was made, as stored; without it, this provider's own. The
+        proof is that authority's, whatever this provider's own is. Repeating it is harmless. Raises
+        `errors.SandboxLost` when the authority cannot be asked from here.
         """
         ...
 
-    async def list_ours(self, prefix: str) -> list[Instance]:
-        """Return every instance whose key starts with `prefix`; a failed list raises, it is never empty."""
+    async def list_ours(self, prefix: str, ref: str | None = None) -> list[Instance]:
+        """Return every instance of an authority (see `release`) whose key starts with `prefix`.
+
+        A failed list raises, it is never empty.
+        """
         ...
 
     async def close(self) -> None:

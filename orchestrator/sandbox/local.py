@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import shutil
-import socket
-import subprocess
+import logging
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from orchestrator import errors
-from orchestrator.sandbox import cgroups, isolation, python_env, workspace
+from orchestrator.sandbox import cgroups, isolation, local_place, python_env, workspace
 from orchestrator.sandbox.base import NON_INTERACTIVE_ENV, Instance, Isolation
 from orchestrator.sandbox.isolation import View
 from orchestrator.sandbox.local_sandbox import META, LocalSandbox, sandbox_mark
@@ -29,7 +25,8 @@ if TYPE_CHECKING:
     from orchestrator.sandbox.python_env import TaskPython
     from orchestrator.settings import SandboxSettings
 
-_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+logger = logging.getLogger(__name__)
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PROBE_KEY = "preflight"
@@ -51,14 +48,21 @@ class LocalProvider:
         self._settings = settings
         self._cache_dir = cache_dir
         self._root = (settings.root or Path(tempfile.gettempdir()) / "areal-sweagent").absolute()
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        self.ref = f"local:{socket.gethostname()}:{boot_id}"
         self._lock = asyncio.Lock()
         self._isolation: Isolation | None = None
         self._python: TaskPython | None = None
         self._hierarchies: tuple[cgroups.Hierarchy, ...] = ()
         self._held: dict[str, list[LocalSandbox]] = {}
         """Sandboxes of this process, so that releasing one also lets go of its shell."""
+
+    @property
+    def ref(self) -> str:
+        """See `base.SandboxProvider.ref`.
+
+        Makes the root, and looks at it every time: one that was swept away and made again is another authority.
+        """
+        local_place.make_root(self._root)
+        return local_place.name(self._root)
 
     async def preflight(self) -> Isolation:
         """Find the strongest mechanism that really runs a program here; the answer is kept.
@@ -67,7 +71,8 @@ class LocalProvider:
         """
         async with self._lock:
             if self._isolation is None:
-                await asyncio.to_thread(self._make_root)
+                await asyncio.to_thread(local_place.make_root, self._root)
+                await asyncio.to_thread(_sweep_probes, self._root)
                 self._hierarchies = await asyncio.to_thread(cgroups.find_hierarchies)
                 self._python = await python_env.find(self._settings.python, self._cache_dir)
                 self._isolation = await self._choose()
@@ -77,11 +82,13 @@ class LocalProvider:
         """See `base.SandboxProvider.create`."""
         workspace.check_servable(spec.task)
         await self.preflight()
-        folder = self._folder(spec.key)
+        folder = local_place.folder_of(self._root, spec.key)
         try:
             await _to_the_end(folder.mkdir, 0o700)
         except FileExistsError as error:
             raise errors.SandboxCreateFailed(f"a sandbox with the key {spec.key} already exists") from error
+        except OSError as error:
+            raise errors.SandboxCreateFailed(f"sandbox {spec.key} could not be made: {error}") from error
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.ensure_future(self.release(spec.key)))
             raise
@@ -100,7 +107,7 @@ class LocalProvider:
     async def attach(self, spec: SandboxSpec, provider_id: str) -> LocalSandbox:
         """See `base.SandboxProvider.attach`."""
         kept = await self.preflight()
-        folder = self._folder(spec.key)
+        folder = local_place.folder_of(self._root, spec.key)
         try:
             meta = json.loads(await asyncio.to_thread((folder / META).read_text))
         except (FileNotFoundError, ValueError) as error:
@@ -111,48 +118,43 @@ class LocalProvider:
         sandbox.base_commit = meta["base_commit"]
         return sandbox
 
-    async def release(self, key: str) -> str:
+    async def release(self, key: str, ref: str | None = None) -> str:
         """See `base.SandboxProvider.release`."""
-        folder = self._folder(key)
-        await self._let_go(key)
+        place = await asyncio.to_thread(self._place, ref)
+        folder = place.folder(key)
+        await self._let_go(str(folder))
         try:
             if not self._hierarchies:
                 self._hierarchies = await asyncio.to_thread(cgroups.find_hierarchies)
-            return await asyncio.to_thread(self._remove, key, folder)
+            return await asyncio.to_thread(self._remove, key, place)
         except (TimeoutError, OSError) as error:
             raise errors.SandboxLost(f"sandbox {key} could not be released: {error}") from error
 
-    async def list_ours(self, prefix: str) -> list[Instance]:
+    async def list_ours(self, prefix: str, ref: str | None = None) -> list[Instance]:
         """See `base.SandboxProvider.list_ours`."""
 
-        def names() -> list[str]:
-            return sorted(entry.name for entry in self._root.iterdir()) if self._root.exists() else []
+        def listed() -> tuple[Path, list[str]]:
+            place = self._place(ref)
+            return place.root, sorted(entry.name for entry in place.root.iterdir()) if place.there else []
 
-        found = [n for n in await asyncio.to_thread(names) if n.startswith(prefix) and _KEY.fullmatch(n)]
-        return [Instance(key=name, provider_id=str(self._root / name)) for name in found]
+        root, names = await asyncio.to_thread(listed)
+        ours = [name for name in names if name.startswith(prefix) and local_place.KEY.fullmatch(name)]
+        return [Instance(key=name, provider_id=str(root / name)) for name in ours]
 
     async def close(self) -> None:
         """See `base.SandboxProvider.close`."""
-        for key in list(self._held):
-            await self._let_go(key)
+        for folder in list(self._held):
+            await self._let_go(folder)
 
-    async def _let_go(self, key: str) -> None:
-        for sandbox in self._held.pop(key, []):
+    async def _let_go(self, folder: str) -> None:
+        for sandbox in self._held.pop(folder, []):
             await sandbox.detach()
 
-    def _folder(self, key: str) -> Path:
-        if not _KEY.fullmatch(key):
-            raise errors.UsageError(f"not a sandbox key: {key!r}")
-        return self._root / key
-
-    def _make_root(self) -> None:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = self._root.lstat()
-        if self._root.is_symlink() or status.st_uid != os.geteuid():
-            raise errors.UsageError(
-                f"{self._root} belongs to somebody else", hint="set sandbox.root to a folder of your own"
-            )
-        self._root.chmod(0o700)
+    def _place(self, ref: str | None) -> local_place.Place:
+        try:
+            return local_place.locate(self.ref if ref is None else ref)
+        except OSError as error:
+            raise errors.SandboxLost(f"the folder of local sandboxes cannot be looked at: {error}") from error
 
     async def _choose(self) -> Isolation:
         wanted = self._settings.isolation
@@ -174,7 +176,9 @@ class LocalProvider:
 
     async def _probe(self, name: Isolation) -> str | None:
         """Start the task Python inside a throw-away sandbox; return what went wrong, or None."""
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f".{_PROBE_KEY}-", dir=self._root))
+        folder = Path(
+            await asyncio.to_thread(tempfile.mkdtemp, prefix=local_place.PROBE_PREFIX, dir=self._root)
+        )
         try:
             await asyncio.to_thread(_make_parts, folder)
             await asyncio.to_thread((folder / META).touch)
@@ -186,7 +190,7 @@ class LocalProvider:
         except errors.SandboxLost as error:
             return str(error)
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder)
+            await asyncio.to_thread(local_place.delete, folder)
         if result.exit_code == 0:
             return None
         return f"exit code {result.exit_code} {result.output[-200:].decode(errors='replace').strip()}"
@@ -233,7 +237,7 @@ class LocalProvider:
             limit_script=isolation.limit_commands(spec.limits, cap_processes=cap),
             cgroup_files=files,
         )
-        self._held.setdefault(spec.key, []).append(sandbox)
+        self._held.setdefault(str(folder), []).append(sandbox)
         return sandbox
 
     def _view(self, folder: Path, workdir: str, kept: Isolation, *, network: bool) -> View:
@@ -273,14 +277,30 @@ class LocalProvider:
         python = self._python.folders if self._python is not None else ()
         return [*python, *self._settings.read_only_paths]
 
-    def _remove(self, key: str, folder: Path) -> str:
+    def _remove(self, key: str, place: local_place.Place) -> str:
         """Blocking: end the processes, then delete the folder, then look again."""
+        folder = place.folder(key)
+        if not place.there:
+            return (
+                f"{place.ref}: the machine has started again since, and {place.root} went with the old start"
+            )
         killed = sandbox_mark(folder, _kept_isolation(folder)).kill_all()
         cgroups.remove_groups(self._hierarchies, key)
-        _delete(folder)
-        if os.path.lexists(folder):
-            raise OSError(f"{folder} is still there")
-        return f"{self.ref}: no folder {folder}, no process of it ({killed} ended now), no cgroup {key}"
+        local_place.delete(folder)
+        again = "; the machine has started again since" if place.rebooted else ""
+        return (
+            f"{place.ref}: no folder {folder}, no process of it ({killed} ended now), no cgroup {key}{again}"
+        )
+
+
+def _sweep_probes(root: Path) -> None:
+    """Blocking: remove what tries of workers that were killed left behind; what cannot be removed stays a warning."""
+    for folder in local_place.stale_probes(root):
+        try:
+            sandbox_mark(folder, None).kill_all()
+            local_place.delete(folder)
+        except (TimeoutError, OSError) as error:
+            logger.warning("the old folder %s of a preflight stays: %s", folder, error)
 
 
 async def _to_the_end(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -311,15 +331,3 @@ def _kept_isolation(folder: Path) -> Isolation | None:
         return Isolation(json.loads((folder / META).read_text())["isolation"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _delete(folder: Path) -> None:
-    """Delete a tree of any depth and any permissions, following no link."""
-    if not os.path.lexists(folder):
-        return
-    remove = ["rm", "-rf", "--one-file-system", "--", str(folder)]
-    if subprocess.run(remove, check=False, capture_output=True, timeout=600).returncode != 0:
-        subprocess.run(
-            ["chmod", "-R", "u+rwx", "--", str(folder)], check=False, capture_output=True, timeout=600
-        )
-        subprocess.run(remove, check=True, capture_output=True, timeout=600)

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 RELEASE_TIMEOUT_S = 120.0
 
 
-async def release(provider: SandboxProvider, key: str) -> str:
-    """Remove a sandbox and return the proof that it is gone; raises `errors.SandboxLost` when there is none."""
+async def release(provider: SandboxProvider, key: str, ref: str) -> str:
+    """Remove a sandbox that was made under the authority `ref` and return the proof that it is gone.
+
+    Raises `errors.SandboxLost` when there is none.
+    """
     try:
         async with asyncio.timeout(RELEASE_TIMEOUT_S):
-            return await provider.release(key)
+            return await provider.release(key, ref)
     except TimeoutError:
         raise errors.SandboxLost(
             f"the provider did not confirm within {RELEASE_TIMEOUT_S:g} s that sandbox {key} is gone",

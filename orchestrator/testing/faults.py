@@ -28,7 +28,11 @@ class FaultyProvider:
         self.fault = fault
         self.calls: Counter[str] = Counter()
         self.name = inner.name
-        self.ref = inner.ref
+
+    @property
+    def ref(self) -> str:
+        """See `base.SandboxProvider.ref`."""
+        return self.inner.ref
 
     async def preflight(self) -> Isolation:
         """See `base.SandboxProvider.preflight`."""
@@ -43,14 +47,14 @@ class FaultyProvider:
         """See `base.SandboxProvider.attach`."""
         return await self.inner.attach(spec, provider_id)
 
-    async def release(self, key: str) -> str:
+    async def release(self, key: str, ref: str | None = None) -> str:
         """See `base.SandboxProvider.release`."""
         self._count("release")
-        return await self.inner.release(key)
+        return await self.inner.release(key, ref)
 
-    async def list_ours(self, prefix: str) -> list[Instance]:
+    async def list_ours(self, prefix: str, ref: str | None = None) -> list[Instance]:
         """See `base.SandboxProvider.list_ours`."""
-        return await self.inner.list_ours(prefix)
+        return await self.inner.list_ours(prefix, ref)
 
     async def close(self) -> None:
         """See `base.SandboxProvider.close`."""

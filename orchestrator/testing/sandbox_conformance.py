@@ -313,6 +313,22 @@ async def check_release_is_proof_and_repeatable(provider: SandboxProvider, new_s
         await provider.release(spec.key)
 
 
+async def check_the_proof_is_the_stored_authoritys(provider: SandboxProvider, new_spec: SpecFactory) -> None:
+    """Release and list at the authority that is asked for; one that cannot be asked proves nothing and loses nothing."""
+    spec = new_spec()
+    async with _made(provider, spec) as box:
+        ref = provider.ref
+        for elsewhere in ("nowhere", f"not-{ref}", f"{ref}/not"):
+            await _raises(
+                errors.SandboxLost, provider.release(spec.key, elsewhere), f"release at {elsewhere}"
+            )
+            await _raises(errors.SandboxLost, provider.list_ours(spec.key, elsewhere), f"list at {elsewhere}")
+        _require(await box.alive(), "a release at another authority ended the sandbox")
+        _expect([i.key for i in await provider.list_ours(spec.key, ref)], [spec.key], "list")
+        _require(bool(await provider.release(spec.key, ref)), "no proof in words")
+        _expect(await provider.list_ours(spec.key, ref), [], "list after release")
+
+
 async def _raises(kind: type[Exception], call: Awaitable[object], what: str) -> None:
     try:
         result = await call
@@ -352,5 +368,6 @@ CHECKS: tuple[Check, ...] = (
     check_stop_ends_every_process_and_keeps_files,
     check_attaching_finds_the_same_files,
     check_release_is_proof_and_repeatable,
+    check_the_proof_is_the_stored_authoritys,
 )
 """Every check; parametrise a test over it."""
