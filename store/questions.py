@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import queue
 import sqlite3
-import time
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
 
 from store import engine, errors, place
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+MAX_BYTES = 64_000_000
+"""Of a whole answer."""
+VALUE_BYTES = 10_000_000
+"""Of a single value in SQLite."""
+_COLUMNS = 256
+_PATTERN = 1_000
+"""Characters of a LIKE or GLOB pattern, which SQLite matches without looking up."""
+_GRACE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Rows of a person's query; `cut` says that the row limit left some out."""
+    """Rows of a person's query; `cut` says that a limit left some out, `too_large` that it was the one on bytes."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
     cut: bool
+    too_large: bool = False
 
 
 _READS = frozenset(
@@ -29,31 +45,75 @@ _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "writefile", "edit", "fts3_t
 
 
 def sqlite(url: sa.URL, query: str, limit: int, timeout_s: float) -> QueryResult:
-    """Ask a SQLite file; blocks."""
-    deadline = time.monotonic() + timeout_s
+    """Ask a SQLite file; blocks for the time limit and a second more at most.
 
+    A function that does not hear the interrupt is left behind on a thread that does not keep the process alive.
+    """
+    connection = sqlite3.connect(
+        place.file_of(url).as_uri() + "?mode=ro", uri=True, check_same_thread=False, timeout=timeout_s
+    )
+    _limit(connection)
+    answered: queue.SimpleQueue[QueryResult | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answered.put(_read(connection.execute(query), limit))
+        except Exception as e:  # noqa: BLE001 - the thread's boundary: the asker raises it
+            answered.put(e)
+        finally:
+            connection.close()
+
+    threading.Thread(target=ask, name="question", daemon=True).start()
+    try:
+        found = answered.get(timeout=timeout_s)
+    except queue.Empty:
+        with suppress(sqlite3.ProgrammingError):  # it ended just now and is closed
+            connection.interrupt()
+        with suppress(queue.Empty):
+            answered.get(timeout=_GRACE_S)
+        raise _too_long(timeout_s) from None
+    if isinstance(found, sqlite3.Error | sqlite3.Warning):
+        why = "only SELECT is allowed here" if "authoriz" in str(found) else str(found)
+        raise errors.StoreUnusable(
+            f"the query was refused: {why}", hint="see the tables with `rollouts sql --schema`"
+        ) from found
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _limit(connection: sqlite3.Connection) -> None:
     def authorise(action: int, _one: str | None, two: str | None, _db: str | None, _by: str | None) -> int:
         if action == sqlite3.SQLITE_FUNCTION and two in _FORBIDDEN_FUNCTIONS:
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
 
-    connection = sqlite3.connect(place.file_of(url).as_uri() + "?mode=ro", uri=True)
-    try:
-        connection.set_authorizer(authorise)
-        connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
-        cursor = connection.execute(query)
-        found = cursor.fetchmany(limit + 1)
-        columns = [column[0] for column in cursor.description or ()]
-    except (sqlite3.Error, sqlite3.Warning) as e:
-        if "interrupted" in str(e):
-            raise _too_long(timeout_s) from e
-        why = "only SELECT is allowed here" if "authoriz" in str(e) else str(e)
-        raise errors.StoreUnusable(
-            f"the query was refused: {why}", hint="see the tables with `rollouts sql --schema`"
-        ) from e
-    finally:
-        connection.close()
-    return QueryResult(columns=columns, rows=found[:limit], cut=len(found) > limit)
+    connection.set_authorizer(authorise)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, _COLUMNS)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _PATTERN)
+
+
+def _read(cursor: sqlite3.Cursor, limit: int) -> QueryResult:
+    if cursor.description is None:
+        raise _nothing_asked()
+    return _within(cursor, [column[0] for column in cursor.description], limit)
+
+
+def _within(rows: Iterable[tuple[Any, ...]], columns: list[str], limit: int) -> QueryResult:
+    """Take rows up to both limits; the first row comes whatever its size."""
+    kept: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+        if len(kept) == limit or (kept and size > MAX_BYTES):
+            return QueryResult(columns=columns, rows=kept, cut=True, too_large=len(kept) < limit)
+        kept.append(row)
+    return QueryResult(columns=columns, rows=kept, cut=False)
+
+
+def _nothing_asked() -> errors.StoreUnusable:
+    return errors.StoreUnusable("the query asks for nothing", hint="give one SELECT")
 
 
 def postgresql(url: sa.URL, query: str, limit: int, timeout_s: float) -> QueryResult:
@@ -73,8 +133,9 @@ def postgresql(url: sa.URL, query: str, limit: int, timeout_s: float) -> QueryRe
                 raise TypeError("the driver is not psycopg")
             with raw.cursor(binary=True) as cursor:
                 cursor.execute(query)
-                found = cursor.fetchmany(limit + 1) if cursor.description else []
-                columns = [column.name for column in cursor.description or ()]
+                if cursor.description is None:
+                    raise _nothing_asked()
+                found = _within(cursor, [column.name for column in cursor.description], limit)
             connection.rollback()
     except psycopg.errors.QueryCanceled as e:
         raise _too_long(timeout_s) from e
@@ -84,7 +145,7 @@ def postgresql(url: sa.URL, query: str, limit: int, timeout_s: float) -> QueryRe
         raise errors.StoreUnusable(f"the query was refused: {str(e).splitlines()[0]}") from e
     finally:
         asking.dispose()
-    return QueryResult(columns=columns, rows=found[:limit], cut=len(found) > limit)
+    return found
 
 
 def _too_long(timeout_s: float) -> errors.StoreUnusable:

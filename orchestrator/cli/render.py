@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -91,8 +92,27 @@ def emit(
 
 
 def json_line(value: object) -> str:
-    """Return a value as one line of JSON in ASCII, so that it is harmless on a terminal too."""
-    return json.dumps(value, default=lambda bytes_: bytes_.hex())
+    """Return a value as one line of JSON in ASCII, so that it is harmless on a terminal too.
+
+    Numbers that JSON has no words for (infinite, or none at all) become null.
+    """
+    return json.dumps(
+        _finite(value),
+        default=lambda other: other.hex() if isinstance(other, bytes) else str(other),
+        allow_nan=False,
+    )
+
+
+def _finite(value: object) -> object:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
 
 
 def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:

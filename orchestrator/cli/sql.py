@@ -15,6 +15,7 @@ from orchestrator.cli.options import Csv, Db, Json
 if TYPE_CHECKING:
     from store.questions import QueryResult
 
+_SHORTEST_S, _LONGEST_S = 0.1, 3600.0
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger' ORDER BY type DESC, name"
 
 
@@ -25,8 +26,8 @@ def sql(
     db: Db = None,
     as_json: Json = False,
     as_csv: Csv = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows at most.")] = 1000,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds at most.")] = 30.0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Rows at most.")] = 1000,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds at most, 0.1 to 3600.")] = 30.0,
     schema: Annotated[bool, typer.Option("--schema", help="Show tables, views and indexes instead.")] = False,
 ) -> None:
     """Ask the database; it cannot be changed this way."""
@@ -35,6 +36,10 @@ def sql(
             "give either a query or --schema",
             hint='for example: rollouts sql "select state, count(*) from rollouts group by 1"',
         )
+    if query is not None and not query.strip():
+        raise errors.UsageError("the query is empty", hint="give one SELECT")
+    if not _SHORTEST_S <= timeout_s <= _LONGEST_S:
+        raise errors.UsageError(f"--timeout {timeout_s:g} is not between 0.1 and 3600")
     found = run_async(_ask(db, query or _SCHEMA, limit=limit, timeout_s=timeout_s))
     if schema and not (as_json or as_csv):
         render.write_raw("".join(f"{row[2]};\n" for row in found.rows).encode())
@@ -45,7 +50,11 @@ def sql(
         [render.Column(name) for name in names],
         render.form_of(as_json=as_json, as_csv=as_csv),
     )
-    if found.cut:
+    if found.too_large:
+        say(
+            f"cut after {len(found.rows)} rows, because more would be over 64 MB; ask for fewer or shorter columns"
+        )
+    elif found.cut:
         say(f"cut after {limit} rows; raise --limit to see more")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from store import errors
+from store import errors, questions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +63,38 @@ async def test_an_endless_query_ends_at_its_time_limit(store: Store):
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
     with pytest.raises(errors.StoreUnusable, match=r"longer than 0\.2 s"):
         await store.history.sql(endless, limit=5, timeout_s=0.2)
+
+
+UNINTERRUPTIBLE = (
+    "SELECT instr(replace(hex(zeroblob(1000000)), '0', 'a'), replace(hex(zeroblob(200000)), '0', 'a') || 'b')"
+)
+
+
+async def test_a_single_function_cannot_outrun_the_time_limit(store: Store):
+    started = time.monotonic()
+    with pytest.raises(errors.StoreUnusable, match=r"longer than 0\.2 s"):
+        await store.history.sql(UNINTERRUPTIBLE, limit=5, timeout_s=0.2)
+    assert time.monotonic() - started < 5
+
+
+async def test_one_huge_value_is_refused(store: Store):
+    with pytest.raises(errors.StoreUnusable, match="too big"):
+        await store.history.sql("SELECT zeroblob(20000000)", limit=5, timeout_s=5)
+
+
+async def test_a_huge_answer_is_cut_and_that_is_said(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(questions, "MAX_BYTES", 5000)
+    found = await store.history.sql("SELECT zeroblob(1000) FROM fsm_edges", limit=1000, timeout_s=5)
+    assert (len(found.rows), found.cut, found.too_large) == (5, True, True)
+
+
+async def test_a_first_row_over_the_limit_is_still_shown(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(questions, "MAX_BYTES", 50)
+    found = await store.history.sql("SELECT zeroblob(100)", limit=5, timeout_s=5)
+    assert (len(found.rows), found.cut) == (1, False)
+
+
+@pytest.mark.parametrize("query", ["", " ;", "-- nothing"])
+async def test_a_query_without_a_statement_is_refused(store: Store, query: str):
+    with pytest.raises(errors.StoreUnusable, match="asks for nothing"):
+        await store.history.sql(query, limit=5, timeout_s=5)

@@ -45,6 +45,13 @@ def test_json_keeps_the_text_whole_and_times_as_numbers(capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == ROWS[0]
 
 
+def test_json_has_null_where_a_number_is_not_finite():
+    row = {"a": float("inf"), "b": [float("nan"), 1.5], "c": {"d": float("-inf")}, "e": b"\xff"}
+    assert json.loads(render.json_line(row), parse_constant=pytest.fail) == {
+        "a": None, "b": [None, 1.5], "c": {"d": None}, "e": "ff",
+    }  # fmt: skip
+
+
 def test_csv_has_a_header_and_times_as_numbers(capsys: pytest.CaptureFixture[str]):
     render.emit(ROWS, COLUMNS, render.Form.CSV)
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))

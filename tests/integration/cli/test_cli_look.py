@@ -138,6 +138,22 @@ def test_sql_gives_json_and_csv_and_says_when_it_cut(finished: Finished):
     assert "longer than 0.3 s" in slow.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["select 1", "--limit", "0"],
+        ["select 1", "--limit", "99999999999999999999"],
+        ["  "],
+        ["select 1", "--timeout", "nan"],
+    ],
+    ids=["no rows", "too many rows", "empty", "no time"],
+)
+def test_sql_takes_no_limit_out_of_range_and_no_empty_query(finished: Finished, arguments: list[str]):
+    ran = finished[0]("sql", *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "Traceback" not in ran.stderr
+
+
 def test_without_a_database_there_is_a_message(command: Command):
     ran = command("list")
     assert ran.returncode == 2
