@@ -7,6 +7,7 @@ state is used, so that a pooler in transaction mode may stand in between.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,10 @@ def parse_url(url: str) -> sa.URL:
         raise errors.StoreUnusable(f"database kind {backend!r} is not supported", hint=_FORMS)
     if not parsed.database or parsed.database == ":memory:":
         raise errors.StoreUnusable("an in-memory database would forget every rollout", hint=_FORMS)
+    if parsed.query:
+        raise errors.StoreUnusable(
+            f"a SQLite URL takes no options, but {url!r} has some", hint="write only the path of the file"
+        )
     return parsed
 
 
@@ -155,18 +160,30 @@ def ticket(url: sa.URL) -> AbstractContextManager[None]:
     return place.ticket(place.file_of(url)) if url.get_backend_name() == "sqlite" else nullcontext()
 
 
-def prepare(url: sa.URL, edges: set[tuple[str, str, str]], *, store_uuid: str) -> str:
+def prepare(
+    url: sa.URL,
+    edges: set[tuple[str, str, str]],
+    *,
+    store_uuid: str,
+    given_up: threading.Event | None = None,
+) -> str:
     """Bring the database to the newest schema, check it, and return the store's uuid.
 
     The first open of many processes is serialised. Raises `StoreUnusable` for a newer schema, another state machine or
-    a clock expression that does not work, `StoreUnreachable` when PostgreSQL does not answer.
+    a clock expression that does not work, `StoreUnreachable` when PostgreSQL does not answer or another process keeps
+    the SQLite file for itself. Setting `given_up` ends the wait for that.
     """
     dialect = Dialect.of(url)
     if dialect.name == "sqlite":
         place.check(place.file_of(url), create=True)
     engine = write_engine(url)
+    turn = (
+        place.ticket(place.file_of(url), opening=given_up or threading.Event())
+        if dialect.name == "sqlite"
+        else nullcontext()
+    )
     try:
-        with ticket(url), engine.begin() as connection:
+        with turn, engine.begin() as connection:
             if dialect.name != "sqlite":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_FIRST_OPEN_LOCK)))
             _check_clock(connection, dialect)
@@ -194,6 +211,11 @@ def explained(error: sa.exc.DBAPIError, url: sa.URL) -> errors.StoreError:
         )
     if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_NOTADB":
         return errors.StoreUnusable(f"{shown(url)} is not a SQLite database", hint="choose another --db")
+    if getattr(error.orig, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return errors.StoreUnreachable(
+            f"cannot use {shown(url)}: {what}",
+            hint="another program holds it in a transaction; let it commit, or find it with `fuser` and end it",
+        )
     return errors.StoreUnusable(
         f"cannot use {shown(url)}: {what}", hint="check the disk and its permissions, or choose another --db"
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import sqlalchemy as sa
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATIENCE_S = 60.0
+_SAY_AFTER_S, _SAY_EVERY_S = 5.0, 30.0
+_POLL_S = 0.05
 
 _NETWORK_FILE_SYSTEMS = frozenset(
     {
@@ -84,11 +93,57 @@ def _file_system(folder: Path) -> str:
 
 
 @contextmanager
-def ticket(path: Path) -> Iterator[None]:
-    """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving."""
-    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[None]:
+    """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving.
+
+    Waits as long as it takes, in the queue. With `opening` it polls instead, out of turn: raises `StoreUnreachable`
+    after a minute, or at once when the event is set.
+    """
+    lock = f"{path}.lock"
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not _taken(fd):
+            with _said_while_waiting(lock):
+                if opening is None:
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                else:
+                    _poll(fd, lock, opening)
         yield
     finally:
         os.close(fd)
+
+
+def _taken(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _poll(fd: int, lock: str, given_up: threading.Event) -> None:
+    until = time.monotonic() + OPEN_PATIENCE_S
+    while not _taken(fd):
+        if given_up.wait(_POLL_S) or time.monotonic() >= until:
+            raise errors.StoreUnreachable(
+                f"the database's turn did not come: another process holds {lock}",
+                hint=f"find it with `fuser {lock}` and end it; do not remove the file",
+            )
+
+
+@contextmanager
+def _said_while_waiting(lock: str) -> Iterator[None]:
+    """Log what is waited for, when it takes long and then now and again."""
+    over = threading.Event()
+
+    def say() -> None:
+        pause_s = _SAY_AFTER_S
+        while not over.wait(pause_s):
+            logger.warning("waiting for another process that holds %s", lock)
+            pause_s = _SAY_EVERY_S
+
+    threading.Thread(target=say, name="ticket-notice", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

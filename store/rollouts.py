@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +14,7 @@ from store.history import History
 from store.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import sqlalchemy as sa
 
@@ -76,7 +77,13 @@ class Store:
         away. Raises `errors.StoreUnusable` or `StoreUnreachable`.
         """
         parsed = engine.parse_url(url)
-        uuid = await asyncio.to_thread(engine.prepare, parsed, set(edges), store_uuid=new_uuid)
+        given_up = threading.Event()
+        try:
+            uuid = await asyncio.to_thread(
+                engine.prepare, parsed, set(edges), store_uuid=new_uuid, given_up=given_up
+            )
+        finally:
+            given_up.set()  # a cancelled open must not leave a thread behind that waits for its turn
         dialect = Dialect.of(parsed, now_sql)
         store = cls(parsed, worker=worker, uuid=uuid, dialect=dialect, ttl_s=ttl_s, outage_s=outage_s)
         try:
@@ -200,6 +207,28 @@ class Store:
     async def note_failed_release(self, key: str, error: str) -> None:
         """Count a release that could not be proven; the ledger row stays open."""
         await self._writer.write("note_failed_release", lambda c: ledger.note_failed_release(c, key, error))
+
+    async def declare_sandbox(self, intent: rows.SandboxIntent) -> None:
+        """Write down a sandbox that belongs to no rollout, before it is made; `give_up_abandoned` finds it later."""
+        await self._writer.write("declare_sandbox", lambda c: ledger.declare(c, self.dialect, intent))
+
+    async def note_live_sandbox(self, live: rows.SandboxLive) -> None:
+        """Write down that a declared sandbox was made."""
+        await self._writer.write("note_live_sandbox", lambda c: ledger.note_live(c, self.dialect, live))
+
+    async def give_up_sandbox(self, key: str) -> None:
+        """Mark a declared sandbox as to be released; harmless when repeated or when it was never declared."""
+        await self._writer.write("give_up_sandbox", lambda c: ledger.give_up(c, self.dialect, key))
+
+    async def give_up_abandoned(self, owner_of: Callable[[str], str | None]) -> list[tuple[str, str]]:
+        """Mark the sandboxes of no rollout whose worker is gone as to be released; return (key, authority) of each.
+
+        `owner_of` tells the worker id in a key; a worker that may still live keeps its own.
+        """
+        return await self._writer.write(
+            "give_up_abandoned",
+            lambda c: ledger.give_up_abandoned(c, self.dialect, self.worker, owner_of),
+        )
 
     async def record_validation(self, row: rows.ValidationRow) -> None:
         """Store one control run of a task."""

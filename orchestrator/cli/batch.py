@@ -6,24 +6,27 @@ import asyncio
 import signal
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import rollout
 from orchestrator.cli.console import say
 from orchestrator.states import TERMINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from orchestrator.cli.progress import Progress
     from orchestrator.rollout import Ending, Runtime
     from store.history import Record
+    from store.rows import Lease
 
 _POLL_S = 1.0
 """How long to leave a rollout alone that somebody else holds or that is not due."""
 _OFFERED = 500
 """Ids in one claim: a database takes only so many parameters."""
 _REPEAT_NOTICE_S = 30.0
+_AT_ONCE = 2
+"""So many signals stop the batch without waiting for anything that can be waited for later."""
 
 
 class Batch:
@@ -70,7 +73,9 @@ class Batch:
         offered = [i for i, due in self._due.items() if due <= now][:_OFFERED]
         if free <= 0 or not offered:
             return
-        leases = await self._runtime.store.claim(limit=free, ids=offered)
+        leases = await self._unless_stopped(self._runtime.store.claim(limit=free, ids=offered))
+        if leases is None:
+            return
         for lease in leases:
             del self._due[lease.rollout_id]
             walk = asyncio.create_task(rollout.advance(self._runtime, lease), name=f"walk-{lease.rollout_id}")
@@ -81,6 +86,21 @@ class Batch:
         if len(leases) < free:
             taken = {lease.rollout_id for lease in leases}
             await self._look_at([i for i in offered if i not in taken], now)
+
+    async def _unless_stopped(self, claim: Coroutine[Any, Any, list[Lease]]) -> list[Lease] | None:
+        """Wait for a claim, but not for ever: a second signal gives it up, and its leases run out by themselves."""
+        claiming = asyncio.create_task(claim, name="claim")
+        try:
+            while not claiming.done() and self._signals < _AT_ONCE:
+                woken = asyncio.create_task(self._wake.wait(), name="wake")
+                await asyncio.wait({claiming, woken}, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                self._wake.clear()
+            return claiming.result() if claiming.done() else None
+        finally:
+            claiming.cancel()
+            if self._signals:
+                self._wake.set()
 
     async def _look_at(self, ids: Sequence[str], now: float) -> None:
         """Find out why rollouts could not be claimed: over, held by another process, or not due yet."""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import re
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +15,7 @@ from orchestrator.testing.replay import parse_replay
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.integration.cli.conftest import Command
@@ -26,6 +28,14 @@ COUNT = "select state, count(*) from rollouts group by 1 order by 1"
 
 def endpoint(server: ScriptedModel) -> tuple[str, ...]:
     return ("--base-url", server.base_url("any", 0), "--model", "replay")
+
+
+@contextmanager
+def kept(database: Path) -> Iterator[None]:
+    """Hold the database's queue ticket, as a process that was stopped would."""
+    with database.with_name(f"{database.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def slow(delay_s: float, times: int | None = None) -> ScriptedModel:
@@ -234,6 +244,38 @@ async def test_the_second_interrupt_stops_at_once_and_gives_the_attempt_back(
     assert again.returncode == 0, again.stderr
     assert command.query("select state, attempts from rollouts") == [["released", "2"]]
     assert command.query("select outcome from attempts order by fence") == [["interrupted"], ["done"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+async def test_an_interrupt_ends_a_command_that_waits_for_a_database_somebody_keeps(command: Command):
+    command.database.parent.mkdir()
+    with kept(command.database):
+        process = await command.start("run", command.offline, "--model", command.replay, *command.python)
+        assert process.stderr is not None
+        await process.stderr.readuntil(b"waiting for another process that holds")
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(10):
+            await process.communicate()
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+async def test_two_interrupts_end_a_run_whose_database_somebody_keeps(command: Command):
+    async with slow(600.0, times=1) as server:
+        process = await command.start(
+            "run", command.offline, *endpoint(server), "-n", "2", "-j", "2", *command.python
+        )
+        assert process.stderr is not None
+        await server.wait_for(lambda s: len(s.requests) == 1)
+        with kept(command.database):
+            process.send_signal(signal.SIGINT)
+            await process.stderr.readuntil(b"draining ")
+            process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(60):
+                await process.communicate()
+    assert process.returncode != 0
 
 
 @pytest.mark.slow
