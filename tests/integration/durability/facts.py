@@ -13,14 +13,15 @@ TABLES = (
     schema.rollouts, schema.attempts, schema.transitions, schema.sandboxes, schema.steps, schema.llm_calls,
     schema.patches, schema.grades, schema.rewards, schema.validations,
 )  # fmt: skip
+_NAMED = {"rollouts": schema.rollouts.c.id, "validations": schema.validations.c.grader_digest}
 Dump = dict[str, list[dict[str, Any]]]
 
 _EVIDENCE = {"take_patch": "patches", "grade": "rewards"}
 """Trigger -> the table that gets one row in the same transaction, in these tests as in the driver."""
 
 
-def dump(url: str) -> Dump:
-    """Return every row of every table about rollouts, in the order of their keys."""
+def dump(url: str, prefix: str = "") -> Dump:
+    """Return every row of every table about the rollouts whose name begins so, in the order of their keys."""
     parsed = engine.parse_url(url)
     reading = sa.create_engine(engine.plain(parsed), poolclass=sa.pool.NullPool)
     try:
@@ -28,7 +29,13 @@ def dump(url: str) -> Dump:
             return {
                 table.name: [
                     dict(row._mapping)
-                    for row in connection.execute(sa.select(table).order_by(*table.primary_key.columns))
+                    for row in connection.execute(
+                        sa.select(table)
+                        .where(
+                            _NAMED.get(table.name, table.c.get("rollout_id", table.c[0])).startswith(prefix)
+                        )
+                        .order_by(*table.primary_key.columns)
+                    )
                 ]
                 for table in TABLES
             }

@@ -92,6 +92,14 @@ class Child(Link):
         assert code == 0, f"the child ended with {code}"
         return code
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.exit_code is None:
+            self.signal(signal.SIGKILL)
+            self.wait()
+
     def kill(self) -> int:
         self.signal(signal.SIGKILL)
         return self.wait()

@@ -108,6 +108,7 @@ async def bring(store: Store, lease: rows.Lease, state: str) -> rows.Lease:
     rollout_id = lease.rollout_id
     await store.record(lease, [intent(f"{rollout_id}-old"), rows.SandboxReleasing()])
     await store.record(lease, [intent(f"{rollout_id}-box")])
+    await store.declare_sandbox(intent(f"{rollout_id}-declared"))
     for trigger in WAY[state]:
         if trigger == "take_patch":
             await store.record(lease, [rows.StepRow(name="turn-1", output={"messages": []}), call()])
@@ -145,6 +146,11 @@ async def _beat(store: Store, lease: rows.Lease) -> str:
     return ",".join(said) or "kept"
 
 
+async def _sweep(store: Store, _lease: rows.Lease) -> int:
+    """Sweep as if every sandbox were this process's own, which it keeps: the cases must not meddle with each other."""
+    return len(await store.give_up_abandoned(lambda _key: store.worker.worker_id))
+
+
 class _Unhurried(Heartbeat):
     """A heartbeat whose thread never starts: the test beats."""
 
@@ -171,6 +177,12 @@ WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
     "close_sandbox": lambda s, lease: s.close_sandbox(f"{lease.rollout_id}-old", "proof"),
     "note_failed_release": lambda s, lease: s.note_failed_release(f"{lease.rollout_id}-old", "no answer"),
     "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
+    "declare_sandbox": lambda s, lease: s.declare_sandbox(intent(f"{lease.rollout_id}-free")),
+    "note_live_sandbox": lambda s, lease: s.note_live_sandbox(
+        rows.SandboxLive(key=f"{lease.rollout_id}-declared", provider_ids=["id"], isolation="bwrap")
+    ),
+    "give_up_sandbox": lambda s, lease: s.give_up_sandbox(f"{lease.rollout_id}-declared"),
+    "give_up_abandoned": _sweep,
     **{
         f"transition.{trigger}": lambda s, lease, trigger=trigger: move(s, lease, trigger)
         for trigger in (*LINE, "restart", "fail")

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import alembic.command
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 PRELOADED = (alembic.command, psycopg, sqlalchemy.dialects.postgresql.psycopg, sqlalchemy.ext.asyncio)
 """Modules a store loads on demand; here once, before the forks."""
 
+WARM = workers.this_process("")
+"""The server's own identity: reading the program's files for its version would take longer than a whole test case."""
+
 SETUP_TTL_S = 3600.0
 
 
@@ -37,7 +40,7 @@ async def open_store(url: str, *, later_s: float = 0.0, **options: Any) -> Store
     now_sql = f"({base} + {round(later_s * 1000)})"
     return await Store.open(
         url,
-        worker=workers.this_process(uuid.uuid4().hex),
+        worker=replace(WARM, worker_id=uuid.uuid4().hex, pid=os.getpid()),
         edges=operations.EDGES,
         new_uuid=uuid.uuid4().hex,
         now_sql=now_sql,
