@@ -30,6 +30,10 @@ WRITES = (
     "close_sandbox",
     "note_failed_release",
     "record_validation",
+    "declare_sandbox",
+    "note_live_sandbox",
+    "give_up_sandbox",
+    "give_up_abandoned",
 )
 """Every kind of write there is."""
 

@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,40 @@ def boot_id() -> str:
 def _started(pid: int) -> str:
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return stat.rpartition(")")[2].split()[19]
+
+
+class Recorded(Protocol):
+    """What a worker wrote down of itself."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def pid_ns(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def pid_started(self) -> str: ...
+
+
+def runs(worker: Recorded, here: WorkerIdentity) -> bool | None:
+    """Say whether a recorded worker still runs, None when that cannot be seen from `here`, the process that asks."""
+    if worker.host != here.host or not worker.boot_id:
+        return None
+    if worker.boot_id != here.boot_id:
+        return False
+    if not here.pid_ns or worker.pid_ns != here.pid_ns:
+        return None
+    try:
+        os.kill(worker.pid, 0)
+        stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    except PermissionError:  # somebody else's process; whose, /proc may not say
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return state not in {"Z", "X"} and fields[18] == worker.pid_started
 
 
 def code_version() -> str:

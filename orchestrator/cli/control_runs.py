@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import errors, identity
+from orchestrator import errors
 from orchestrator.grading import validate
-from orchestrator.rollout.custody import spec_of
+from orchestrator.rollout import custody
 from orchestrator.rollout.grades import validation_row
 from orchestrator.sandbox.base import Role
-from orchestrator.steps import created, graded, patched
+from orchestrator.steps import patched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from orchestrator.grading.base import Grade
     from orchestrator.sandbox.base import Sandbox, SandboxProvider
@@ -45,53 +45,50 @@ class Findings:
         }
 
 
-async def examine(
-    task: Task, store: Store, provider: SandboxProvider, settings: Settings, runs: int
-) -> Findings:
-    """Grade the no-op patch and the gold patch `runs` times each, store the verdicts, and judge the task."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """Where control runs take place, shared by all tasks of a command."""
+
+    store: Store
+    provider: SandboxProvider
+    settings: Settings
+    runs: int
+    """Of each patch."""
+    ordinals: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def sandbox(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+        """Make a grading sandbox that belongs to no rollout, and remove it whatever happens."""
+        key = custody.key_without_rollout(self.store, next(self.ordinals))
+        spec = custody.spec_of(key, Role.GRADING, task, self.settings)
+        return custody.without_rollout(self.store, self.provider, spec)
+
+
+async def examine(task: Task, bench: Bench) -> Findings:
+    """Grade the no-op patch and the gold patch as often as the bench says, store the verdicts, and judge the task."""
     found = Findings(noop=[], gold=[], reasons=[])
     origins: dict[str, str] = {}
     workdir = task.workdir
+    grading = bench.settings.grading
     try:
-        for number in range(runs):
-            async with _sandbox(task, store, provider, settings) as sandbox:
+        for number in range(bench.runs):
+            async with bench.sandbox(task) as sandbox:
                 if number == 0:
                     workdir = sandbox.workdir
                     origins = await validate.module_origins(task, sandbox)
-                found.noop.append(
-                    await patched.grade(task, validate.noop_patch(task), sandbox, settings.grading)
-                )
-        for _ in range(runs if task.gold_patch is not None else 0):
-            async with _sandbox(task, store, provider, settings) as sandbox:
-                found.gold.append(
-                    await patched.grade(task, task.gold_patch or b"", sandbox, settings.grading)
-                )
+                found.noop.append(await patched.grade(task, validate.noop_patch(task), sandbox, grading))
+        for _ in range(bench.runs if task.gold_patch is not None else 0):
+            async with bench.sandbox(task) as sandbox:
+                found.gold.append(await patched.grade(task, task.gold_patch or b"", sandbox, grading))
     except errors.Failure as e:
         found.reasons.append(f"{e.failure_class.value}: {e}")
         return found
-    await _record(task, store, settings, found)
+    await _record(task, bench.store, bench.settings, found)
     found.reasons += validate.compare(
         task, gold=found.gold, noop=found.noop, origins=origins, workdir=workdir
     ).reasons
     if task.gold_patch is None:
         found.reasons.append("there is no gold patch, so nothing shows that the task can be solved")
     return found
-
-
-@asynccontextmanager
-async def _sandbox(
-    task: Task, store: Store, provider: SandboxProvider, settings: Settings
-) -> AsyncIterator[Sandbox]:
-    """Make a grading sandbox that belongs to no rollout, and remove it whatever happens."""
-    key = identity.sandbox_key(store.uuid, str(uuid.uuid4()), 1, 1)
-    try:
-        sandbox = await created.make_sandbox(provider, spec_of(key, Role.GRADING, task, settings))
-        try:
-            yield sandbox
-        finally:
-            await sandbox.detach()
-    finally:
-        await graded.release(provider, key, provider.ref)
 
 
 async def _record(task: Task, store: Store, settings: Settings, found: Findings) -> None:

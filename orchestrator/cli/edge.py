@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,16 +21,40 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INTERRUPTED = 130
-"""Exit code when a person or the system stopped the command."""
+"""Exit code when a person stopped the command."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code when the system stopped the command."""
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's work to its end; Ctrl-C cancels it and ends the program with code 130."""
+    """Run a command's work to its end; Ctrl-C or SIGTERM cancels it, waits for its clean-up and ends the program.
+
+    The exit code is 130 for Ctrl-C and 143 for SIGTERM.
+    """
+    asked: list[int] = []
     try:
-        return asyncio.run(work)
+        return asyncio.run(_cancelled_by_sigterm(work, asked))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        say("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
+        say("terminated" if asked else "interrupted")
+        raise typer.Exit(TERMINATED if asked else INTERRUPTED) from None
+
+
+async def _cancelled_by_sigterm(work: Coroutine[Any, Any, T], asked: list[int]) -> T:
+    """Cancel the work at the first SIGTERM; later ones change nothing, so that the clean-up reaches its end."""
+    loop, own = asyncio.get_running_loop(), asyncio.current_task()
+
+    def stop() -> None:
+        if own is not None and not asked:
+            own.cancel()
+        asked.append(signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():  # signals reach nobody else
+        return await work
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await work
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def database_url(argument: str | None) -> str:

@@ -51,25 +51,32 @@ async def _examine_all(
     path: Path, settings: Settings, runs: int, concurrency: int, database: str
 ) -> tuple[list[dict[str, Any]], int]:
     import asyncio
+    from contextlib import AsyncExitStack
 
     from orchestrator import assembly
     from orchestrator.cli import control_runs, preparation
+    from orchestrator.rollout import custody
 
     loaded = await preparation.load(path)
     if not loaded.tasks:
         return [], len(loaded.refused)
     provider = await preparation.open_provider(settings)
     turn = asyncio.Semaphore(concurrency)
-    async with assembly.working(database) as worker:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(provider.close)
+        worker = await stack.enter_async_context(assembly.working(database))
+        bench = control_runs.Bench(store=worker.store, provider=provider, settings=settings, runs=runs)
+        swept = await custody.sweep_abandoned(worker.store, provider)
+        if swept:
+            say(f"removed {swept} sandboxes of validations that did not live to do it")
 
         async def examine(index: int) -> dict[str, Any]:
             task = loaded.tasks[index]
             async with turn:
-                found = await control_runs.examine(task, worker.store, provider, settings, runs)
+                found = await control_runs.examine(task, bench)
             say(f"{task.instance_id}: {'ok' if not found.reasons else 'NOT ok'}")
             return found.row(task)
 
         async with asyncio.TaskGroup() as group:
             examined = [group.create_task(examine(index)) for index in range(len(loaded.tasks))]
-    await provider.close()
     return [task.result() for task in examined], len(loaded.refused)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import uuid
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from orchestrator import errors, identity
@@ -11,10 +13,13 @@ from orchestrator.steps import created, graded
 from store import failpoints, rows
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from orchestrator.rollout.runtime import Runtime
-    from orchestrator.sandbox.base import Sandbox
+    from orchestrator.sandbox.base import Sandbox, SandboxProvider
     from orchestrator.settings import Settings
     from orchestrator.tasks.record import Task
+    from store.rollouts import Store
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +43,15 @@ def spec_of(key: str, role: Role, task: Task, settings: Settings) -> SandboxSpec
 
 def intent_of(runtime: Runtime, spec: SandboxSpec) -> rows.SandboxIntent:
     """Return the ledger row that must be durable before the create call goes out."""
+    return _intent(runtime.provider, spec)
+
+
+def _intent(provider: SandboxProvider, spec: SandboxSpec) -> rows.SandboxIntent:
     return rows.SandboxIntent(
         key=spec.key,
         role=spec.role.value,
-        provider=runtime.provider.name,
-        provider_ref=runtime.provider.ref,
+        provider=provider.name,
+        provider_ref=provider.ref,
         env_name=spec.task.image,
         ttl_s=spec.ttl_s,
         create_timeout_s=spec.create_timeout_s,
@@ -67,8 +76,12 @@ async def next_spec(
 
 async def make(runtime: Runtime, spec: SandboxSpec) -> Sandbox:
     """Make the sandbox whose intent is durable."""
+    return await _make(runtime.provider, spec)
+
+
+async def _make(provider: SandboxProvider, spec: SandboxSpec) -> Sandbox:
     failpoints.hit("sandbox.before_create")
-    sandbox = await created.make_sandbox(runtime.provider, spec)
+    sandbox = await created.make_sandbox(provider, spec)
     failpoints.hit("sandbox.after_create")
     return sandbox
 
@@ -78,18 +91,66 @@ async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
 
     Needs no lease: the ledger lets only proof close a row.
     """
-    left = []
-    for row in await runtime.store.history.of_rollout("sandboxes", rollout_id):
-        if row["status"] != "releasing":
-            continue
+    store, provider = runtime.store, runtime.provider
+    return [
+        row["key"]
+        for row in await store.history.of_rollout("sandboxes", rollout_id)
+        if row["status"] == "releasing"
+        and not await _release(store, provider, row["key"], row["provider_ref"])
+    ]
+
+
+async def _release(store: Store, provider: SandboxProvider, key: str, ref: str) -> bool:
+    """Remove a sandbox at the authority its row names and close the row; False, and a note, without proof."""
+    try:
+        failpoints.hit("sandbox.before_release")
+        proof = await graded.release(provider, key, ref)
+        failpoints.hit("sandbox.after_release")
+    except errors.Failure as e:
+        logger.warning("sandbox %s is not released yet: %s", key, e)
+        await store.note_failed_release(key, str(e))
+        return False
+    await store.close_sandbox(key, proof)
+    return True
+
+
+def key_without_rollout(store: Store, ordinal: int) -> str:
+    """Return the key of a sandbox that belongs to no rollout: it names this worker; `ordinal` is used only once."""
+    return identity.sandbox_key(store.uuid, store.worker.worker_id, 0, ordinal)
+
+
+def _owner_of(key: str) -> str | None:
+    """Return the worker id in a key that `key_without_rollout` made."""
+    if not identity.is_sandbox_key(key):
+        return None
+    return str(uuid.UUID(key.split("-")[2]))
+
+
+@asynccontextmanager
+async def without_rollout(
+    store: Store, provider: SandboxProvider, spec: SandboxSpec
+) -> AsyncIterator[Sandbox]:
+    """Make a sandbox that belongs to no rollout, written down first, and remove it whatever happens.
+
+    What this process does not live to remove, `sweep_abandoned` finds.
+    """
+    intent = _intent(provider, spec)
+    try:
+        await store.declare_sandbox(intent)
+        sandbox = await _make(provider, spec)
         try:
-            failpoints.hit("sandbox.before_release")
-            proof = await graded.release(runtime.provider, row["key"], row["provider_ref"])
-            failpoints.hit("sandbox.after_release")
-        except errors.Failure as e:
-            logger.warning("rollout %s: sandbox %s is not released yet: %s", rollout_id, row["key"], e)
-            await runtime.store.note_failed_release(row["key"], str(e))
-            left.append(row["key"])
-        else:
-            await runtime.store.close_sandbox(row["key"], proof)
-    return left
+            await store.note_live_sandbox(live_of(sandbox))
+            yield sandbox
+        finally:
+            await sandbox.detach()
+    finally:
+        try:
+            await store.give_up_sandbox(spec.key)
+        finally:
+            await _release(store, provider, spec.key, intent.provider_ref)
+
+
+async def sweep_abandoned(store: Store, provider: SandboxProvider) -> int:
+    """Remove the sandboxes without a rollout whose worker is gone; return how many are proven gone now."""
+    abandoned = await store.give_up_abandoned(_owner_of)
+    return sum([await _release(store, provider, key, ref) for key, ref in abandoned])
