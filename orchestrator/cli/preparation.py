@@ -58,5 +58,6 @@ async def open_provider(settings: Settings) -> SandboxProvider:
     provider = registry.make(settings.sandbox, cache_dir=cache_dir())
     isolation = await provider.preflight()
     warning = " (nothing keeps them from this machine)" if isolation == "none" else ""
-    say(f"sandboxes: {settings.sandbox.provider}, isolation {isolation}{warning}")
+    gaps = "".join(f"; WARNING: {gap}" for gap in provider.gaps)
+    say(f"sandboxes: {settings.sandbox.provider}, isolation {isolation}{warning}{gaps}")
     return provider

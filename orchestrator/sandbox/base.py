@@ -175,6 +175,11 @@ class SandboxProvider(Protocol):
         """
         ...
 
+    @property
+    def gaps(self) -> Sequence[str]:
+        """What keeps sandboxes apart less well here than the settings ask for, in words; known after `preflight`."""
+        ...
+
     async def preflight(self) -> Isolation:
         """Check that sandboxes can be made here and return how they are kept apart.
 

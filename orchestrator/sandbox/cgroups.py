@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from orchestrator.sandbox.base import Limits
 
 _PREFIX = "areal-sweagent."
+_PROBE = "probe-"
+_PROBE_KEPT_S = 600.0
 _REMOVE_TRIES = 200
 _REMOVE_PAUSE_S = 0.01
 _MIB = 1024 * 1024
@@ -65,9 +67,10 @@ def _try(mountpoint: Path, group: str, controller: str) -> Hierarchy | None:
     parent = mountpoint / group.lstrip("/")
     if group != "/" and not _is_delegated(parent):
         return None
-    probe = parent / f"{_PREFIX}probe-{os.getpid()}"
+    _sweep_probes(parent)
+    probe = parent / f"{_PREFIX}{_PROBE}{os.getpid()}"
     try:
-        probe.mkdir()
+        probe.mkdir(exist_ok=True)
     except OSError:
         return None
     try:
@@ -78,12 +81,34 @@ def _try(mountpoint: Path, group: str, controller: str) -> Hierarchy | None:
     return Hierarchy(parent=parent, controllers=works, version=1 if controller else 2) if works else None
 
 
+def _sweep_probes(parent: Path) -> None:
+    """Remove tries whose process was killed in the middle of one: they take microseconds, these are minutes old."""
+    oldest = time.time() - _PROBE_KEPT_S
+    with contextlib.suppress(OSError):
+        for old in parent.glob(f"{_PREFIX}{_PROBE}*"):
+            if old.stat().st_mtime < oldest:
+                old.rmdir()
+
+
 def _is_delegated(group: Path) -> bool:
     for name in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(group, name) == b"1":
                 return True
     return False
+
+
+def gaps(hierarchies: tuple[Hierarchy, ...], *, user_id: int) -> tuple[str, ...]:
+    """Return which caps do not hold for a worker of that user, in words.
+
+    Without a cgroup that counts processes only RLIMIT_NPROC is left, and the kernel does not apply that to root, which
+    a sandbox's processes are outside when the worker is.
+    """
+    if user_id != 0 or any("pids" in hierarchy.controllers for hierarchy in hierarchies):
+        return ()
+    return (
+        "the worker runs as root without a writable pids cgroup, so the number of processes is not capped",
+    )
 
 
 def make_groups(hierarchies: tuple[Hierarchy, ...], key: str, limits: Limits) -> tuple[Path, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -64,6 +65,12 @@ class LocalProvider:
         local_place.make_root(self._root)
         return local_place.name(self._root)
 
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """See `base.SandboxProvider.gaps`."""
+        capped = self._settings.processes is not None
+        return cgroups.gaps(self._hierarchies, user_id=os.geteuid()) if self._isolation and capped else ()
+
     async def preflight(self) -> Isolation:
         """Find the strongest mechanism that really runs a program here; the answer is kept.
 
@@ -76,6 +83,8 @@ class LocalProvider:
                 self._hierarchies = await asyncio.to_thread(cgroups.find_hierarchies)
                 self._python = await python_env.find(self._settings.python, self._cache_dir)
                 self._isolation = await self._choose()
+                for gap in self.gaps:
+                    logger.warning("sandboxes on this machine: %s", gap)
             return self._isolation
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:

@@ -17,6 +17,8 @@ def main() -> int:
     except errors.IsolationRefused as e:
         sys.stderr.write(f"{e}\n")
         return 1
+    for gap in provider.gaps:
+        sys.stderr.write(f"warning: {gap}\n")
     sys.stdout.write(f"{isolation.value}\n")
     return 0
 

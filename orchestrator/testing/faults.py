@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from orchestrator.sandbox.base import Instance, Isolation, Sandbox, SandboxProvider, SandboxSpec
 
@@ -33,6 +33,11 @@ class FaultyProvider:
     def ref(self) -> str:
         """See `base.SandboxProvider.ref`."""
         return self.inner.ref
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        """See `base.SandboxProvider.gaps`."""
+        return self.inner.gaps
 
     async def preflight(self) -> Isolation:
         """See `base.SandboxProvider.preflight`."""
