@@ -14,6 +14,7 @@ import openai
 from orchestrator import errors
 from orchestrator.agents.base import LlmCall
 from orchestrator.agents.swe import reply, trouble
+from orchestrator.agents.swe.bounded import AnswerTooLarge, BoundedClient
 from orchestrator.agents.swe.trouble import Kind, Trouble
 
 if TYPE_CHECKING:
@@ -88,7 +89,11 @@ class Model:
         except openai.APIStatusError as error:
             body, headers = error.response.text, error.response.headers
             return trouble.of_status(error.status_code, self._clean(body), headers.get("retry-after")), False
-        except openai.APIConnectionError as error:
+        except (AnswerTooLarge, openai.APIConnectionError) as error:
+            # Some versions of the client library wrap what is raised inside it.
+            cause = error if isinstance(error, AnswerTooLarge) else error.__cause__
+            if isinstance(cause, AnswerTooLarge):
+                return Trouble(kind=Kind.BROKEN, text=str(cause)), False
             found = trouble.of_connection(error)
             return Trouble(kind=found.kind, text=self._clean(found.text)), False
         except reply.MalformedReply as error:
@@ -175,7 +180,7 @@ async def connect(
     _check(endpoint.base_url, key)
     # Reading the certificates takes tens of milliseconds, which other rollouts on this loop need not wait for.
     # Proxies named by this process's environment are not part of the settings.
-    http_client = await asyncio.to_thread(openai.DefaultAsyncHttpxClient, trust_env=False)
+    http_client = await asyncio.to_thread(BoundedClient, trust_env=False)
     async with openai.AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=key or "EMPTY",
