@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from orchestrator.grading.placement import PLACED_SCRIPT
-
 if TYPE_CHECKING:
     from orchestrator.tasks.record import Task
 
+PLACED_SCRIPT = "test_fail_to_pass.py"
+"""Where a `f2p_script` goes, below the work tree (the ScaleSWE convention)."""
 START_MARKER = ">>>>> Start Test Output"
 END_MARKER = ">>>>> End Test Output"
 _R2E_SCRIPT = f": '{START_MARKER}'\nbash run_tests.sh\n: '{END_MARKER}'\n"
@@ -61,7 +61,7 @@ def choose_mode(task: Task) -> Mode:
     if task.f2p_script is not None:
         return Mode.EXECUTE if task.f2p_mode == "execute" else Mode.LISTED
     if task.eval_script is not None:
-        return Mode.MARKED_SCRIPT if _marker_lines(task.eval_script) else Mode.SCRIPT
+        return Mode.MARKED_SCRIPT if marker_lines(task.eval_script) else Mode.SCRIPT
     if task.expected_status is not None:
         return Mode.MARKED_SCRIPT
     return Mode.LISTED if task.fail_to_pass else Mode.NONE
@@ -126,7 +126,7 @@ def _placed(task: Task) -> tuple[str, ...]:
     return (PLACED_SCRIPT,) if task.f2p_script is not None else ()
 
 
-def _marker_lines(script: str) -> tuple[int, int] | None:
+def marker_lines(script: str) -> tuple[int, int] | None:
     """Return the line numbers of the start and end marker (`: '>>>>> Start Test Output'`, also with echo)."""
     lines = script.split("\n")
     starts, ends = (
@@ -147,7 +147,7 @@ def frame_tests(script: str, start_nonce: str, end_nonce: str) -> str:
     What follows the tests only cleans up, which a sandbox that is thrown away does not need, and would hide the exit
     code of the tests (SWE-bench 5 captures it at the same place). `end_nonce` shows that this point was reached.
     """
-    found = _marker_lines(script)
+    found = marker_lines(script)
     if found is None:
         raise ValueError("the script lacks its markers")
     start, end = found

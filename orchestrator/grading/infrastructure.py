@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 _FILES = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"})
 _STARTUP = frozenset({"sitecustomize", "usercustomize"})
-_RUNNER_MODULES = frozenset({"pytest", "_pytest", "pluggy"})
+_ENVIRONMENT = ".venv"
 _SUFFIXES = (".pth", ".pyc")
 _FOLDER_SUFFIXES = (".egg-info", ".dist-info")
 
@@ -23,11 +23,8 @@ SECTIONED = frozenset({"setup.cfg", "pyproject.toml"})
 _SECTION = re.compile(r"^\s*\[+\s*[\"']?([A-Za-z0-9_.:\"' -]+?)[\"']?\s*\]+\s*(?:[#;].*)?$")
 
 
-def steers_tests(path: str, *, added: bool) -> bool:
-    """Say whether a changed path (relative to the repository) is test infrastructure.
-
-    A top-level module named like the runner counts only when the patch adds it: it would shadow the real one.
-    """
+def steers_tests(path: str) -> bool:
+    """Say whether a changed path (relative to the repository) is test infrastructure: configuration, conftest or start-up."""
     parts = PurePosixPath(path).parts
     if not parts:
         return False
@@ -35,7 +32,7 @@ def steers_tests(path: str, *, added: bool) -> bool:
         return True
     if any(part.endswith(_FOLDER_SUFFIXES) or part.split(".")[0] in _STARTUP for part in parts):
         return True
-    return added and parts[0].split(".")[0] in _RUNNER_MODULES
+    return parts[0] == _ENVIRONMENT  # the interpreter itself, where an image keeps it in the work tree
 
 
 def restore_sections(name: str, base: bytes, changed: bytes) -> bytes:

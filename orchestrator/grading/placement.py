@@ -6,12 +6,15 @@ step that follows a link, trusts a configuration or reads a file the patch broug
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator import errors
-from orchestrator.grading import infrastructure
+from orchestrator.grading import infrastructure, shadowing
+from orchestrator.grading.commands import PLACED_SCRIPT
+from orchestrator.grading.task_files import Ruling, TaskFiles
 from orchestrator.sandbox import repository
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
     from orchestrator.tasks.record import Task
 
 TIMEOUT_S = 300.0
-PLACED_SCRIPT = "test_fail_to_pass.py"
-"""Where a `f2p_script` goes, below the work tree (the ScaleSWE convention)."""
 _READ_BLOBS = (
     'g="$P/grade"; n=0; for id in "$@"; do snap cat-file blob "$id" >"$g/blob-$n"; n=$((n + 1)); done'
 )
@@ -72,6 +73,10 @@ class _Plan:
     def remove(self, path: str, like: str) -> None:
         self.set(path, "0", "0" * len(like))
 
+    def mark(self, kind: str, path: str) -> None:
+        if (flag := f"{kind}:{_show(path)}") not in self.flags:
+            self.flags.append(flag)
+
     def restore(self, change: Change) -> None:
         if change.status == "A":
             self.remove(change.path, change.new_id)
@@ -108,10 +113,13 @@ async def place(task: Task, patch: bytes, sandbox: Sandbox) -> Placement:
         return Placement(applied=applied, message=text, flags=flags)
     model = parse_raw(await sandbox.read(f"{grade_dir}/model.raw"))
     test = parse_raw(await sandbox.read(f"{grade_dir}/test.raw")) if task.test_patch else []
+    data = await sandbox.read(f"{sandbox.private_dir}/base-paths")
+    base = [path for path in data.decode("utf-8", "surrogateescape").split("\0") if path]
     plan = _Plan(flags=flags)
     await _restore_infrastructure(plan, model, sandbox)
+    await asyncio.to_thread(_restore_task_files, plan, task, model, base)
     _overlay_tests(plan, model, test, keep_base=applies_own_tests(task))
-    await _drop_other_conftests(plan, task, sandbox)
+    _drop_other_conftests(plan, task, base, like=model[0].old_id)
     _add_files(plan, task)
     await _write(plan, sandbox)
     return Placement(applied=Applied.OK, flags=plan.flags)
@@ -140,9 +148,9 @@ async def _restore_infrastructure(plan: _Plan, model: list[Change], sandbox: San
     sectioned = []
     for change in model:
         name = change.path.rsplit("/", 1)[-1]
-        if infrastructure.steers_tests(change.path, added=change.status == "A"):
+        if infrastructure.steers_tests(change.path):
             plan.restore(change)
-            plan.flags.append(f"test_infra:{_show(change.path)}")
+            plan.mark("test_infra", change.path)
         elif name in infrastructure.SECTIONED and change.status in "AM":
             sectioned.append(change)
     ids = [blob for c in sectioned for blob in (c.old_id, c.new_id) if blob.strip("0")]
@@ -152,7 +160,7 @@ async def _restore_infrastructure(plan: _Plan, model: list[Change], sandbox: San
         restored = infrastructure.restore_sections(change.path.rsplit("/", 1)[-1], old, new)
         if restored != new:
             plan.blobs[change.path] = restored
-            plan.flags.append(f"test_infra:{_show(change.path)}")
+            plan.mark("test_infra", change.path)
 
 
 async def _read_blobs(ids: list[str], sandbox: Sandbox) -> list[bytes]:
@@ -160,6 +168,22 @@ async def _read_blobs(ids: list[str], sandbox: Sandbox) -> list[bytes]:
         return []
     await _run(sandbox, _READ_BLOBS, *ids)
     return [await sandbox.read(f"{sandbox.private_dir}/grade/blob-{n}") for n in range(len(ids))]
+
+
+def _restore_task_files(plan: _Plan, task: Task, model: list[Change], base: list[str]) -> None:
+    """Put the task's own paths back to the base and take out modules that shadow the interpreter's or the runner's."""
+    files = TaskFiles(task, base)
+    shadows = shadowing.find_shadows(model, files.import_roots(), base)
+    for change in model:
+        if change.path in plan.entries:
+            continue
+        if change.path in shadows:
+            plan.restore(change)
+            plan.mark("shadow", change.path)
+        elif (ruling := files.rule(change)) is not None:
+            if ruling is Ruling.RESTORED:
+                plan.restore(change)
+            plan.mark(ruling, change.path)
 
 
 def _overlay_tests(plan: _Plan, model: list[Change], test: list[Change], *, keep_base: bool) -> None:
@@ -170,7 +194,7 @@ def _overlay_tests(plan: _Plan, model: list[Change], test: list[Change], *, keep
         above = any(path.startswith(f"{change.path}/") for path in touched)
         if change.path in touched or below or (above and change.status != "D"):
             plan.restore(change)
-            plan.flags.append(f"test_file_restored:{_show(change.path)}")
+            plan.mark(Ruling.RESTORED, change.path)
     for change in test:
         if keep_base:
             plan.restore(change)
@@ -180,16 +204,13 @@ def _overlay_tests(plan: _Plan, model: list[Change], test: list[Change], *, keep
             plan.set(change.path, change.new_mode, change.new_id)
 
 
-async def _drop_other_conftests(plan: _Plan, task: Task, sandbox: Sandbox) -> None:
+def _drop_other_conftests(plan: _Plan, task: Task, base: list[str], *, like: str) -> None:
     """With `allow_conftest`, the named ones are the only ones: `--confcutdir` alone would run others below it."""
     if not (task.strict and task.allow_conftest):
         return
-    text = 'read -r _ tree <"$P/base"; snap ls-tree -r -z --name-only "$tree" >"$P/grade/base.names"; printf %s "$tree"'
-    tree = (await _run(sandbox, text)).strip()
-    names = await sandbox.read(f"{sandbox.private_dir}/grade/base.names")
-    for path in names.decode("utf-8", "surrogateescape").split("\0"):
+    for path in base:
         if path.rsplit("/", 1)[-1] == "conftest.py" and path not in task.allow_conftest:
-            plan.remove(path, tree.decode())
+            plan.remove(path, like)
 
 
 def _add_files(plan: _Plan, task: Task) -> None:

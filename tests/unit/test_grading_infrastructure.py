@@ -8,30 +8,28 @@ from orchestrator.grading.placement import Change, parse_raw
 
 
 @pytest.mark.parametrize(
-    ("path", "added", "expected"),
+    ("path", "expected"),
     [
-        ("conftest.py", True, True),
-        ("a/b/conftest.py", False, True),
-        ("pytest.ini", True, True),
-        ("sub/tox.ini", False, True),
-        ("sitecustomize.py", True, True),
-        ("usercustomize/__init__.py", True, True),
-        ("x.pth", True, True),
-        ("x.egg-info/entry_points.txt", True, True),
-        ("x-1.dist-info/METADATA", True, True),
-        ("a/__pycache__/test_x.cpython-311.pyc", True, True),
-        ("pytest/__init__.py", True, True),
-        ("_pytest.py", True, True),
-        ("pytest/core.py", False, False),
-        ("src/_pytest/main.py", True, False),
-        ("setup.cfg", True, False),
-        ("my_conftest.py", True, False),
-        ("docs/tox.ini.rst", True, False),
-        ("", True, False),
+        ("conftest.py", True),
+        ("a/b/conftest.py", True),
+        ("pytest.ini", True),
+        ("sub/tox.ini", True),
+        ("sitecustomize.py", True),
+        ("usercustomize/__init__.py", True),
+        ("x.pth", True),
+        ("x.egg-info/entry_points.txt", True),
+        ("x-1.dist-info/METADATA", True),
+        ("a/__pycache__/test_x.cpython-311.pyc", True),
+        ("pytest/core.py", False),
+        ("src/_pytest/main.py", False),
+        ("setup.cfg", False),
+        ("my_conftest.py", False),
+        ("docs/tox.ini.rst", False),
+        ("", False),
     ],
 )
-def test_what_steers_a_test_run_is_recognised_by_its_name(path, added, expected):
-    assert steers_tests(path, added=added) is expected
+def test_what_steers_a_test_run_is_recognised_by_its_name(path, expected):
+    assert steers_tests(path) is expected
 
 
 BASE_INI = b"[metadata]\nname = a\n[tool:pytest]\naddopts = -q\n"

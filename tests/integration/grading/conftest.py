@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ class Bench:
         self.provider = provider
         self.sandboxes: list[LocalSandbox] = []
         self.count = 0
-        tree = fill(folder / "tree", BASE)
+        tree = fill(folder / "tree", self.base)
         self.task = Task(
             instance_id="calc__calc-1",
             dataset_kind=DatasetKind.LOCAL,
@@ -79,20 +80,31 @@ class Bench:
             pass_to_pass=P2P,
         )
 
+    def rebase(self, files: dict[str, bytes]) -> None:
+        """Let the task, and every patch from now on, start from other files."""
+        self.base = files
+        self.count += 1
+        tree = fill(self.folder / f"tree{self.count}", files)
+        self.task = self.task.model_copy(
+            update={"repo_source": RepoSource(kind="tree", path=tree), "gold_patch": None}
+        )
+
     def diff(self, files: dict[str, bytes], *, remove: tuple[str, ...] = ()) -> bytes:
         self.count += 1
-        clone = fill(self.folder / f"clone{self.count}", BASE)
+        clone = fill(self.folder / f"clone{self.count}", self.base)
         git(clone, "init", "-q")
         git(clone, "add", "-A", "-f")
         git(clone, "commit", "-qm", "base")
         for name in remove:
             (clone / name).unlink()
+            if not any(clone.joinpath(name).parent.iterdir()):
+                clone.joinpath(name).parent.rmdir()
         fill(clone, files)
         git(clone, "add", "-A", "-f")
         return git(clone, "diff", "--cached", "--binary", "--full-index", "--no-renames", "HEAD")
 
     async def sandbox(self, task: Task) -> LocalSandbox:
-        spec = SandboxSpec(key=f"g{len(self.sandboxes)}", role=Role.GRADING, task=task)
+        spec = SandboxSpec(key=f"g-{uuid.uuid4().hex}", role=Role.GRADING, task=task)
         self.sandboxes.append(await self.provider.create(spec))
         return self.sandboxes[-1]
 

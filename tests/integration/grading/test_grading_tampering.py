@@ -88,7 +88,8 @@ async def test_the_same_changes_beside_the_right_fix_still_resolve(bench):
     assert grade.outcome == "resolved"
     harmless = {"calc.py", "evil.py", "tests/__init__.py", "tests/test_calc.py", "tests/test_new.py"}
     infra = {flag.removeprefix("test_infra:") for flag in grade.flags if flag.startswith("test_infra:")}
-    assert infra == patch.keys() - harmless
+    assert infra == patch.keys() - harmless - {"pytest/__init__.py", "pytest/__main__.py"}
+    assert {"shadow:pytest/__init__.py", "shadow:pytest/__main__.py"} <= set(grade.flags)
     assert {"test_file_restored:tests/test_calc.py", "test_file_restored:tests/test_new.py"} <= set(
         grade.flags
     )
