@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import assembly, errors, rollout
 from orchestrator.agents.registry import AGENT_NAMES
-from orchestrator.cli import endpoints, naming, preparation, render, summary
+from orchestrator.cli import causes, endpoints, naming, preparation, render, summary
 from orchestrator.cli.batch import Batch
 from orchestrator.cli.console import say
 from orchestrator.cli.progress import Progress
@@ -87,10 +87,9 @@ async def conduct(order: Order) -> Result:
         else:
             say(f"run {run_id} is finished; answering from the store")
         rows = await _rows(store, run_id, ids)
-    render.emit(summary.by_instance(rows), summary.COLUMNS, render.form_of(as_json=False, as_csv=False))
-    missing = sum(summary.has_no_reward(row) for row in rows)
-    if missing:
-        say(f"{missing} without a reward (failed or masked): rollouts list --run {run_id}")
+        render.emit(summary.by_instance(rows), summary.COLUMNS, render.form_of(as_json=False, as_csv=False))
+        await causes.tell(store.history, run_id, rows)
+    missing = any(summary.has_no_reward(row) for row in rows)
     if loaded.refused:
         say(f"{len(loaded.refused)} task records were refused, see above")
     return Result(interrupted=interrupted, all_well=not missing and not loaded.refused)
@@ -154,20 +153,17 @@ async def _answered(order: Order, store: Store, requests: Sequence[Request]) -> 
     """Return the ids of the order's rollouts when all are over, so that neither sandbox nor model is needed."""
     if order.run is None:
         return None
-    over = {
-        (row["instance_id"], row["sample"]): row["id"]
-        for row in await store.history.overview(run_id=order.run)
-        if row["state"] in TERMINAL
-    }
-    ids = []
-    for request in requests:
-        rollout_id = over.get((request.task.instance_id, request.sample))
-        row = None if rollout_id is None else await store.history.rollout(rollout_id)
-        same = (request.task.sha256, request.settings.sha256)
-        if row is None or (row["task_sha256"], row["config_sha256"]) != same:
-            return None
-        ids.append(row["id"])
-    return ids
+    instances = {request.task.instance_id for request in requests}
+    over = {}
+    for seen in await store.history.overview(run_id=order.run):
+        if seen["state"] in TERMINAL and seen["instance_id"] in instances:
+            row = await store.history.rollout(seen["id"])
+            if (
+                row is not None
+            ):  # two records may share an instance id, so that only the digest tells them apart
+                over[row["task_sha256"], row["config_sha256"], row["sample"]] = row["id"]
+    wanted = [(r.task.sha256, r.settings.sha256, r.sample) for r in requests]
+    return [over[key] for key in wanted] if all(key in over for key in wanted) else None
 
 
 async def _others(store: Store, run_id: str, ids: Sequence[str], settings: Settings) -> list[str]:

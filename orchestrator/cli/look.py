@@ -28,8 +28,18 @@ _LINE = (
     *(render.Column(n) for n in ("failure_class", "attempts")),
     render.Column("created_at", is_time=True),
     render.Column("finished_at", is_time=True),
+    render.Column("failure_msg"),
 )
 _TABLE = tuple(render.Column(n) for n in ("id", "instance_id", "sample", "state", "reward", "outcome"))
+_SHORT = 60
+"""Characters of a failure's message in a table; `show` has all of it."""
+_ALL = tuple(
+    render.Column(n)
+    for n in (
+        "id", "run_id", "instance_id", "sample", "retry_no", "agent_type", "state", "attempts", "reward",
+        "grade_outcome", "mask_sample", "failure_class", "failure_msg", "created_at", "finished_at",
+    )
+)  # fmt: skip
 
 
 def list_rollouts(
@@ -40,7 +50,7 @@ def list_rollouts(
         str | None,
         typer.Option("--since", metavar="WHEN", help="Submitted since: 90m, 2h, 7d, or an ISO date or time (UTC)."),
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="Newest so many; 0 for all.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=0, max=1_000_000, help="Newest so many; 0 for all.")] = 100,
     db: Db = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -68,19 +78,25 @@ def list_rollouts(
         case render.Form.LINES:
             render.emit(shown, _LINE, form)
         case render.Form.JSON | render.Form.CSV:
-            render.emit(shown, [render.Column(name) for name in (found[0] if found else ())], form)
+            render.emit(shown, _ALL, form)
     if len(shown) < len(found):
         say(f"only the newest {limit} are shown; -n 0 shows all")
 
 
 def _tables(rows: list[Record]) -> None:
     """Show one table for each run: its name in every line would leave no room for the rest."""
+    from orchestrator.cli.causes import shortened
     from orchestrator.cli.summary import outcome_of
 
     for run_id in dict.fromkeys(row["run_id"] for row in rows):
-        of_run = [{**row, "outcome": outcome_of(row)} for row in rows if row["run_id"] == run_id]
+        of_run = [
+            {**row, "outcome": outcome_of(row), "message": shortened(row["failure_msg"] or "", _SHORT)}
+            for row in rows
+            if row["run_id"] == run_id
+        ]
+        failed = any(row["failure_msg"] for row in of_run)
         say(f"run {run_id}, since {render.iso(min(row['created_at'] for row in of_run))}")
-        render.emit(of_run, _TABLE, render.Form.TABLE)
+        render.emit(of_run, (*_TABLE, *((render.Column("message"),) if failed else ())), render.Form.TABLE)
 
 
 def show(

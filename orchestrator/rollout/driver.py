@@ -152,6 +152,13 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
         give_back=rows.GiveBack(outcome="failed", error_class=failure.failure_class.value, error=message),
         failure=(failure.failure_class.value, message),
     )
+    logger.warning(
+        "rollout %s (%s) failed: %s: %s",
+        rollout_id,
+        walk.row["instance_id"],
+        failure.failure_class.value,
+        message,
+    )
     return Ending(
         rollout_id=rollout_id, state=walk.state, failure_class=failure.failure_class.value, message=message
     )

@@ -66,7 +66,7 @@ async def test_an_endless_query_ends_at_its_time_limit(store: Store):
 
 
 UNINTERRUPTIBLE = (
-    "SELECT instr(replace(hex(zeroblob(1000000)), '0', 'a'), replace(hex(zeroblob(200000)), '0', 'a') || 'b')"
+    "SELECT instr(replace(hex(zeroblob(400000)), '0', 'a'), replace(hex(zeroblob(80000)), '0', 'a') || 'b')"
 )
 
 

@@ -60,6 +60,12 @@ def test_list_gives_json_lines_and_csv_with_times_as_epoch_milliseconds(finished
     assert all(isinstance(o["created_at"], int) and row["created_at"].isdigit() for o, row in zip(objects, table, strict=True))  # fmt: skip
 
 
+def test_csv_has_its_header_even_without_rows(finished: Finished):
+    command, _ = finished
+    header = command("list", "--csv").stdout.splitlines()[0]
+    assert command("list", "--csv", "--run", "other").stdout == f"{header}\n"
+
+
 def test_an_unknown_state_names_the_known_ones(finished: Finished):
     ran = finished[0]("list", "--state", "done")
     assert ran.returncode == 2

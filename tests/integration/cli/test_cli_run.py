@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import re
+import shutil
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -185,11 +187,40 @@ async def test_a_rollout_without_a_reward_makes_the_exit_code_1(command: Command
     async with ScriptedModel(script) as server:
         ran = await asyncio.to_thread(
             command, "run", command.offline, *endpoint(server), "--set", "llm.connect_retries=0",
-            "--set", "retry.backoff_base_s=0", *command.python,
+            "--set", "retry.backoff_base_s=0", "-n", "3", *command.python,
         )  # fmt: skip
     assert ran.returncode == 1, ran.stderr
-    assert "1 without a reward" in ran.stderr
+    assert "3 without a reward" in ran.stderr
     assert "failed:" in ran.stdout
+    told = [line for line in ran.stderr.splitlines() if line.startswith("rollout ")]
+    assert len(told) == 1, ran.stderr
+    ((first, message),) = command.query(
+        "select id, failure_msg from rollouts order by created_at, id limit 1"
+    )
+    assert told[0] == f"rollout {first} (offline__wordcount-1): no_llm_call: {message} (and 2 more)"
+    assert f"hint: rollouts show {first}" in ran.stderr
+    assert f"warning: rollout {first} (offline__wordcount-1) failed: no_llm_call: " in ran.stderr
+    listed = await asyncio.to_thread(command, "list")
+    assert [line.split("\t")[-1] for line in listed.stdout.splitlines()] == [message] * 3
+    assert [json.loads(line)["failure_msg"] for line in command("list", "--json").stdout.splitlines()] == [
+        message
+    ] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_a_finished_run_of_two_records_with_one_id_is_answered_from_the_store(command: Command):
+    folder = command.folder / "tasks"
+    for name in ("one", "two"):
+        shutil.copytree(command.offline, folder / name)
+    task = folder / "two" / "task.yaml"
+    task.write_text(task.read_text().replace("timeout_s: 60", "timeout_s: 333"))
+    arguments = ("run", folder, "--model", command.replay, "--run", "twins", *command.python)
+    first, again = command(*arguments), command(*arguments)
+    assert "answering from the store" in again.stderr, first.stderr + again.stderr
+    assert "sandboxes:" not in again.stderr
+    assert again.stdout == first.stdout
+    assert again.stdout.split("\t")[1] == "2"
 
 
 @pytest.mark.slow
