@@ -6,6 +6,7 @@ Many changes share one transaction and a handful of statements; a refusal is a v
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -69,7 +70,7 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
             done = connection.execute(_guard(dialect, statement), {"items": _items(guarded)})
             applied |= {row.id: row for row in done.fetchall()}
     made = [c for c in changes if c.lease.rollout_id in applied]
-    _log(connection, [c for c in made if c.trigger is not None], source, applied)
+    _log(connection, dialect, [c for c in made if c.trigger is not None], source, applied)
     evidence.apply_all(
         connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
     )
@@ -83,10 +84,14 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
 
 
 def _states(connection: sa.Connection, dialect: Dialect, ids: list[str]) -> dict[str, str]:
-    query = f"SELECT r.id, r.state FROM {dialect.rows_of({'i': str})} JOIN rollouts r ON r.id = item.i ORDER BY r.id"
-    locked = query + ("" if dialect.name == "sqlite" else " FOR UPDATE OF r")
-    found = connection.execute(sa.text(locked), {"items": rows.canonical_json([{"i": i} for i in ids])})
-    return {row.id: row.state for row in found.fetchall()}
+    wanted = {"items": rows.canonical_json([{"i": i} for i in ids])}
+    return {row.id: row.state for row in connection.execute(_lock(dialect), wanted).fetchall()}
+
+
+@cache
+def _lock(dialect: Dialect) -> sa.TextClause:
+    found = f"SELECT r.id, r.state FROM {dialect.rows_of({'i': str})} JOIN rollouts r ON r.id = item.i ORDER BY r.id"
+    return sa.text(found + ("" if dialect.name == "sqlite" else " FOR UPDATE OF r"))
 
 
 _ITEM = {
@@ -128,6 +133,7 @@ _NOTE = f"""UPDATE rollouts SET updated_at = {{now}},
 """The guard of evidence without a transition."""
 
 
+@cache
 def _guard(dialect: Dialect, statement: str) -> sa.TextClause:
     text = statement.format(now=dialect.now_sql, rows=dialect.rows_of(_ITEM))
     return sa.text(
@@ -156,23 +162,39 @@ def _item(change: Change) -> dict[str, Any]:
     }
 
 
+_LOGGED = {
+    "i": str, "n": int, "src": str, "t": str, "dst": str, "f": int, "actor": str, "op": str, "at": int, "payload": str,
+}  # fmt: skip
+
+
+@cache
+def _insert_log(dialect: Dialect) -> sa.TextClause:
+    return sa.text(
+        "INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload)"
+        " SELECT item.i, item.n, item.src, item.t, item.dst, item.f, item.actor, item.op, item.at,"
+        f" {dialect.json_of('item.payload')} FROM {dialect.rows_of(_LOGGED)}"
+    )
+
+
 def _log(
-    connection: sa.Connection, moves: list[Change], source: dict[str, str], applied: dict[str, sa.Row[Any]]
+    connection: sa.Connection,
+    dialect: Dialect,
+    moves: list[Change],
+    source: dict[str, str],
+    applied: dict[str, sa.Row[Any]],
 ) -> None:
     if not moves:
         return
-    connection.execute(
-        sa.insert(transitions),
-        [
-            {
-                "rollout_id": move.lease.rollout_id, "seq": done.version, "src": source[move.lease.rollout_id],
-                "trig": move.trigger, "dst": done.state, "fence": move.lease.fence, "actor": move.actor,
-                "op_id": move.op_id, "at": done.now, "payload": move.payload,
-            }
-            for move in moves
-            for done in (applied[move.lease.rollout_id],)
-        ],
-    )  # fmt: skip
+    logged = [
+        {
+            "i": done.id, "n": done.version, "src": source[done.id], "t": move.trigger, "dst": done.state,
+            "f": move.lease.fence, "actor": move.actor, "op": move.op_id, "at": done.now,
+            "payload": rows.canonical_json(move.payload),
+        }
+        for move in moves
+        for done in (applied[move.lease.rollout_id],)
+    ]  # fmt: skip
+    connection.execute(_insert_log(dialect), {"items": rows.canonical_json(logged)})
 
 
 _END = (

@@ -11,7 +11,11 @@ from typing import Any
 
 def canonical_json(value: object) -> str:
     """Return the one JSON text of a value: sorted keys, no blanks. Raises `ValueError` for NaN and infinities."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+"""Made once: `json.dumps` would make one for every value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

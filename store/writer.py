@@ -46,17 +46,27 @@ class _Item:
     future: asyncio.Future[Any]
 
     def answer(self, result: object) -> None:
-        """Tell the caller, on its own loop; an exception as `result` is raised there."""
+        """Tell the caller; runs on its loop. An exception as `result` is raised there."""
+        if self.future.done():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
 
-        def settle() -> None:
-            if self.future.done():
-                return
-            if isinstance(result, BaseException):
-                self.future.set_exception(result)
-            else:
-                self.future.set_result(result)
 
-        _on(self.loop, settle)
+def _answer_all(items: list[_Item], results: list[object]) -> None:
+    """Tell every caller, waking each loop once: a wake-up per caller would cost more than its write."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Item, object]]] = {}
+    for item, result in zip(items, results, strict=True):
+        by_loop.setdefault(item.loop, []).append((item, result))
+
+    def settle(answers: list[tuple[_Item, object]]) -> None:
+        for item, result in answers:
+            item.answer(result)
+
+    for loop, answers in by_loop.items():
+        _on(loop, partial(settle, answers))
 
 
 def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> bool:
@@ -226,8 +236,7 @@ class Writer:
                 results = [e] * len(items)
             for item in items:
                 failpoints.hit(f"{item.name}.after_commit")
-            for item, result in zip(items, results, strict=True):
-                item.answer(result)
+            _answer_all(items, results)
             del self._in_flight[0]
             self._settled += 1
 
