@@ -96,8 +96,8 @@ def _file_system(folder: Path) -> str:
 def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[None]:
     """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving.
 
-    Waits as long as it takes, in the queue. With `opening` it polls instead, out of turn: raises `StoreUnreachable`
-    after a minute, or at once when the event is set.
+    Waits as long as it takes. With `opening` it raises `StoreUnreachable` after a minute, or at once when the event is
+    set.
     """
     lock = f"{path}.lock"
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -107,7 +107,7 @@ def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[No
                 if opening is None:
                     fcntl.flock(fd, fcntl.LOCK_EX)
                 else:
-                    _poll(fd, lock, opening)
+                    _queue_up(fd, lock, opening)
         yield
     finally:
         os.close(fd)
@@ -121,10 +121,22 @@ def _taken(fd: int) -> bool:
     return True
 
 
-def _poll(fd: int, lock: str, given_up: threading.Event) -> None:
+def _queue_up(fd: int, lock: str, given_up: threading.Event) -> None:
+    """Wait in the queue, through a thread that can be left behind: it holds nothing once its descriptor is closed."""
     until = time.monotonic() + OPEN_PATIENCE_S
-    while not _taken(fd):
-        if given_up.wait(_POLL_S) or time.monotonic() >= until:
+    its_turn = threading.Event()
+    same = os.dup(fd)
+
+    def wait() -> None:
+        try:
+            fcntl.flock(same, fcntl.LOCK_EX)
+            its_turn.set()
+        finally:
+            os.close(same)
+
+    threading.Thread(target=wait, name="ticket-queue", daemon=True).start()
+    while not its_turn.wait(_POLL_S):
+        if given_up.is_set() or time.monotonic() >= until:
             raise errors.StoreUnreachable(
                 f"the database's turn did not come: another process holds {lock}",
                 hint=f"find it with `fuser {lock}` and end it; do not remove the file",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from store import revisions, soundness
+from store import place, revisions, soundness
 
 if TYPE_CHECKING:
     from tests.conftest import Database
@@ -55,3 +57,28 @@ def test_sixty_four_processes_may_open_an_empty_store_at_once(database: Database
 @pytest.mark.databases("postgresql")
 def test_sixteen_processes_may_open_an_empty_database_at_once(database: Database):
     opened_at_once(database, 16)
+
+
+def test_opening_takes_its_turn_among_busy_writers(tmp_path: Path):
+    """Whoever asks without queueing, now and again, hardly ever finds the ticket free."""
+    turns, over = itertools.count(), threading.Event()
+
+    def write_on_and_on() -> None:
+        while not over.is_set():
+            with place.ticket(tmp_path / "busy.db"):
+                next(turns)
+                over.wait(0.002)
+
+    writers = [threading.Thread(target=write_on_and_on) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        while next(turns) < 10:
+            over.wait(0.001)
+        with place.ticket(tmp_path / "busy.db", opening=threading.Event()):
+            before = next(turns)
+    finally:
+        over.set()
+        for writer in writers:
+            writer.join()
+    assert before < 200
