@@ -39,9 +39,15 @@ def lease_of(rollout_id: str, *, fence: int, version: int, state: str = "") -> r
     )
 
 
-def intent(key: str, role: str = "task") -> rows.SandboxIntent:
+def intent(key: str, create_timeout_s: float = 5) -> rows.SandboxIntent:
     return rows.SandboxIntent(
-        key=key, role=role, provider="local", provider_ref="here", env_name=None, ttl_s=60, create_timeout_s=5
+        key=key,
+        role="task",
+        provider="local",
+        provider_ref="here",
+        env_name=None,
+        ttl_s=60,
+        create_timeout_s=create_timeout_s,
     )
 
 
@@ -87,11 +93,11 @@ def evidence(trigger: str, rollout_id: str) -> list[rows.Row]:
     return []
 
 
-async def move(store: Store, lease: rows.Lease, trigger: str) -> rows.Outcome:
+async def move(store: Store, lease: rows.Lease, trigger: str, op: str = "") -> rows.Outcome:
     return await store.transition(
         lease,
         trigger,
-        op_id=f"{lease.rollout_id}-{lease.version}-{trigger}",
+        op_id=op or f"{lease.rollout_id}-{lease.version}-{trigger}",
         payload={"by": trigger},
         extra=evidence(trigger, lease.rollout_id),
         failure=("internal", "boom") if trigger == "fail" else None,
@@ -104,11 +110,14 @@ async def close_boxes(store: Store, rollout_id: str) -> None:
 
 
 async def bring(store: Store, lease: rows.Lease, state: str) -> rows.Lease:
-    """Walk a claimed rollout to a state: an earlier box waits for its release, the current one is intended or live."""
+    """Walk a claimed rollout to a state.
+
+    An earlier box of it waits for its release, the current one is intended or live, and one of no rollout is overdue.
+    """
     rollout_id = lease.rollout_id
+    await store.declare_sandbox(intent(f"{rollout_id}-control", create_timeout_s=-1))
     await store.record(lease, [intent(f"{rollout_id}-old"), rows.SandboxReleasing()])
     await store.record(lease, [intent(f"{rollout_id}-box")])
-    await store.declare_sandbox(intent(f"{rollout_id}-declared"))
     for trigger in WAY[state]:
         if trigger == "take_patch":
             await store.record(lease, [rows.StepRow(name="turn-1", output={"messages": []}), call()])
@@ -146,11 +155,6 @@ async def _beat(store: Store, lease: rows.Lease) -> str:
     return ",".join(said) or "kept"
 
 
-async def _sweep(store: Store, _lease: rows.Lease) -> int:
-    """Sweep as if every sandbox were this process's own, which it keeps: the cases must not meddle with each other."""
-    return len(await store.give_up_abandoned(lambda _key: store.worker.worker_id))
-
-
 class _Unhurried(Heartbeat):
     """A heartbeat whose thread never starts: the test beats."""
 
@@ -176,13 +180,15 @@ WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
     "next_sandbox_ordinal": lambda s, lease: s.next_sandbox_ordinal(lease),
     "close_sandbox": lambda s, lease: s.close_sandbox(f"{lease.rollout_id}-old", "proof"),
     "note_failed_release": lambda s, lease: s.note_failed_release(f"{lease.rollout_id}-old", "no answer"),
-    "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
-    "declare_sandbox": lambda s, lease: s.declare_sandbox(intent(f"{lease.rollout_id}-free")),
+    "declare_sandbox": lambda s, lease: s.declare_sandbox(intent(f"{lease.rollout_id}-new")),
     "note_live_sandbox": lambda s, lease: s.note_live_sandbox(
-        rows.SandboxLive(key=f"{lease.rollout_id}-declared", provider_ids=["id"], isolation="bwrap")
+        rows.SandboxLive(key=f"{lease.rollout_id}-control", provider_ids=["id"], isolation="bwrap")
     ),
-    "give_up_sandbox": lambda s, lease: s.give_up_sandbox(f"{lease.rollout_id}-declared"),
-    "give_up_abandoned": _sweep,
+    "give_up_sandbox": lambda s, lease: s.give_up_sandbox(f"{lease.rollout_id}-control"),
+    "give_up_abandoned": lambda s, lease: s.give_up_abandoned(
+        lambda key: None if key == f"{lease.rollout_id}-control" else s.worker.worker_id
+    ),
+    "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
     **{
         f"transition.{trigger}": lambda s, lease, trigger=trigger: move(s, lease, trigger)
         for trigger in (*LINE, "restart", "fail")
@@ -197,6 +203,8 @@ async def act(store: Store, write: str, lease: rows.Lease) -> str:
         result = await WRITES[write](store, lease)
     except (errors.StoreError, sa.exc.IntegrityError) as e:
         return type(e).__name__
+    if write == "submit":
+        return f"new: {result[0][1]}"
     if isinstance(result, list):
-        return f"{len(result)} of them" if write == "claim" else f"new: {result[0][1]}"
+        return f"{len(result)} of them"
     return str(result) if result is None or isinstance(result, str | bool | int) else type(result).__name__

@@ -40,7 +40,12 @@ async def open_store(url: str, *, later_s: float = 0.0, **options: Any) -> Store
     now_sql = f"({base} + {round(later_s * 1000)})"
     return await Store.open(
         url,
-        worker=replace(WARM, worker_id=uuid.uuid4().hex, pid=os.getpid()),
+        worker=replace(
+            WARM,
+            worker_id=uuid.uuid4().hex,
+            pid=os.getpid(),
+            pid_started=workers._started(os.getpid()),
+        ),
         edges=operations.EDGES,
         new_uuid=uuid.uuid4().hex,
         now_sql=now_sql,

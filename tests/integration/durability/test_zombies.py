@@ -1,0 +1,305 @@
+"""Every public write of the store under every kind of staleness: what it is answered, and that nothing changes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+
+from store import errors, rows
+from store.heartbeat import Heartbeat
+from store.rollouts import Store
+from tests.integration.durability import facts, operations
+from tests.integration.durability.scenarios import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from tests.conftest import Database
+
+STALE = (
+    "claimed by another", "version old", "lease ran out", "given back", "released", "failed", "graded",
+    "cancelled", "unknown",
+)  # fmt: skip
+"""How a worker can be out of date about a rollout that it moved to `sandbox_ready` as its second owner."""
+
+CONFLICT, ILLEGAL = errors.Conflict, errors.IllegalTransition
+LOST, EXPIRED = rows.LeaseLost, rows.LeaseExpired
+TERMINAL, OLD, DONE = rows.Terminal, rows.VersionConflict, rows.Applied
+
+NOTES: dict[str, Callable[[rows.Lease], list[rows.Row]]] = {
+    "StepRow": lambda lease: [rows.StepRow(name="late", output={})],
+    "LlmCallRow": lambda lease: [operations.call(9)],
+    "PatchRow": lambda lease: [operations.patch()],
+    "GradeRow": lambda lease: [
+        operations.grade(lease.rollout_id, grade_id=f"{lease.rollout_id}-late", reason="regrade")
+    ],
+    "RewardRow": lambda lease: [
+        operations.grade(lease.rollout_id, grade_id=f"{lease.rollout_id}-late", reason="regrade"),
+        rows.RewardRow(
+            grade_id=f"{lease.rollout_id}-late", reward=1.0, invalid_reason=None, reward_fn_version="resolved@1",
+            outcome_table=1, stats={},
+        ),
+    ],
+    "SandboxIntent": lambda lease: [operations.intent(f"{lease.rollout_id}-late")],
+    "SandboxLive": lambda lease: [
+        operations.intent(f"{lease.rollout_id}-late"),
+        rows.SandboxLive(key=f"{lease.rollout_id}-late", provider_ids=["x"], isolation="bwrap"),
+    ],
+    "SandboxReleasing": lambda lease: [rows.SandboxReleasing()],
+}  # fmt: skip
+"""A fact of each kind."""
+
+MOVES = (*operations.LINE, "restart", "fail")
+GUARDED: dict[str, Any] = {
+    **{f"transition {t}": lambda s, lease, t=t: operations.move(s, lease, t) for t in MOVES},
+    "transition cancellable": lambda s, lease: s.transition(
+        lease, "start_agent", op_id="late", cancellable=True
+    ),
+    "transition giving back": lambda s, lease: s.transition(
+        lease, "start_agent", op_id="late", give_back=rows.GiveBack(outcome="failed", spend="infra")
+    ),
+    **{f"record {kind}": lambda s, lease, of=of: s.record(lease, of(lease)) for kind, of in NOTES.items()},
+    "record spending": lambda s, lease: s.record(lease, spend="grade"),
+    "record giving back": lambda s, lease: s.record(
+        lease, give_back=rows.GiveBack(outcome="failed", error_class="late", spend="crash", delay_ms=5)
+    ),
+}
+"""Writes under a lease: refused as one, by the reason."""
+
+REFUSED = {
+    "claimed by another": LOST, "version old": OLD, "lease ran out": EXPIRED, "given back": EXPIRED,
+    "released": TERMINAL, "failed": TERMINAL, "unknown": CONFLICT,
+}  # fmt: skip
+"""Staleness -> answer to every guarded write, but for the exceptions below."""
+
+LEGAL_FROM_READY = {"start_agent", "restart", "fail", "cancellable", "giving back"}
+
+
+def expected(write: str, staleness: str) -> Any:
+    """Return the answer of section 3 of the protocol, read from its table by hand."""
+    kind, _, what = write.partition(" ")
+    if (what, staleness) == ("RewardRow", "graded"):
+        return sa.exc.IntegrityError  # one reward per rollout, whoever brings the second
+    if kind == "record" and staleness in ("version old", "graded", "cancelled"):
+        return DONE  # evidence needs the lease, not the newest version; a cancelled owner may still say what happened
+    if staleness == "cancelled":
+        if what == "cancellable":
+            return rows.Cancelled
+        return DONE if what in LEGAL_FROM_READY else ILLEGAL
+    if staleness == "graded":
+        return DONE if what == "release" else ILLEGAL  # above all: no `fail`
+    return REFUSED[staleness]
+
+
+@pytest.fixture
+async def worker(database: Database) -> AsyncIterator[Store]:
+    store = await open_store(database.url)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def other(database: Database) -> AsyncIterator[Store]:
+    store = await open_store(database.url)
+    yield store
+    await store.close()
+
+
+async def held(worker: Store, names: list[str], ttl_s: float = 3600.0) -> dict[str, rows.Lease]:
+    """Return leases, of the second owner, on rollouts in `sandbox_ready`, each with a box that awaits its release."""
+    await operations.prepare(worker, [(name, "sandbox_ready") for name in names])
+    return {lease.rollout_id: lease for lease in await worker.claim(limit=len(names), ttl_s=ttl_s)}
+
+
+async def forward(store: Store, lease: rows.Lease, *triggers: str) -> rows.Lease:
+    for trigger in triggers:
+        moved = await operations.move(store, lease, trigger, op=f"{lease.rollout_id}-{trigger}-before")
+        assert isinstance(moved, DONE)
+        lease = operations.lease_of(lease.rollout_id, fence=lease.fence, version=moved.version)
+    return lease
+
+
+async def become(staleness: str, worker: Store, other: Store, leases: dict[str, rows.Lease]) -> None:
+    """Let the world move on without telling whoever holds `leases`; hands back what it now believes, in place."""
+    if staleness in ("claimed by another", "given back"):
+        back = rows.GiveBack(outcome="interrupted")
+        await asyncio.gather(*(worker.record(lease, give_back=back) for lease in leases.values()))
+    if staleness == "claimed by another":
+        assert len(await other.claim(limit=len(leases))) == len(leases)
+    for name, lease in leases.items():
+        match staleness:
+            case "version old":
+                await forward(worker, lease, "start_agent")
+            case "released":
+                await forward(worker, lease, "start_agent", "take_patch", "grade")
+                await operations.close_boxes(worker, name)
+                await forward(worker, operations.lease_of(name, fence=2, version=4), "release")
+            case "failed":
+                await forward(worker, lease, "fail")
+            case "graded":
+                leases[name] = await forward(worker, lease, "start_agent", "take_patch", "grade")
+                await operations.close_boxes(worker, name)
+            case "cancelled":
+                assert await other.request_cancel(name)
+            case "unknown":
+                leases[name] = operations.lease_of(f"{name}-never-submitted", fence=2, version=1)
+
+
+async def attempt(store: Store, write: Any, lease: rows.Lease) -> Any:
+    try:
+        return type(await write(store, lease))
+    except (errors.StoreError, sa.exc.IntegrityError) as e:
+        return type(e)
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+@pytest.mark.parametrize("staleness", STALE)
+async def test_a_stale_worker_is_told_why_and_changes_nothing(
+    worker: Store, other: Store, database: Database, staleness: str
+):
+    names = {f"z{number:03d}": write for number, write in enumerate(GUARDED)}
+    late = staleness == "lease ran out"
+    leases = await held(worker, list(names), ttl_s=0.001 if late else 3600.0)
+    await become(staleness, worker, other, leases)
+    before = facts.dump(database.url)
+    answers = {write: await attempt(worker, GUARDED[write], leases[name]) for name, write in names.items()}
+    assert answers == {write: expected(write, staleness) for write in GUARDED}
+    after = facts.dump(database.url)
+    for name, write in names.items():
+        now, then = facts.about(after, name), facts.about(before, name)
+        assert (now == then) == (answers[write] is not DONE), write
+    assert facts.violations(after, evidence=False) == []
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+async def test_the_same_write_of_a_worker_that_lost_its_lease_since_is_known_as_applied(
+    worker: Store, other: Store, database: Database
+):
+    leases = await held(worker, ["z1"])
+    assert isinstance(await operations.move(worker, leases["z1"], "start_agent"), DONE)
+    await worker.record(leases["z1"], give_back=rows.GiveBack(outcome="interrupted"))
+    assert len(await other.claim(limit=1)) == 1
+    before = facts.dump(database.url)
+    again = await operations.move(worker, leases["z1"], "start_agent")
+    assert again == rows.AlreadyApplied(version=2, state="agent_running")
+    assert facts.dump(database.url) == before
+
+
+CLAIMS_HIM = {"claimed by another": False, "version old": True, "lease ran out": True, "given back": False,
+              "released": False, "failed": False, "graded": True, "cancelled": True, "unknown": False}  # fmt: skip
+"""Staleness -> whether the worker that stood there may have, or keep, the lease."""
+RENEWED = CLAIMS_HIM | {"cancelled": True}
+CANCELLABLE = {"claimed by another", "version old", "lease ran out", "given back", "cancelled"}
+CLAIMABLE = {"lease ran out", "given back"}
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+@pytest.mark.parametrize("staleness", STALE)
+async def test_a_lease_is_renewed_taken_back_and_claimed_only_by_whom_it_belongs_to(
+    worker: Store, other: Store, database: Database, staleness: str
+):
+    late = staleness == "lease ran out"
+    leases = await held(worker, ["z1"], ttl_s=0.001 if late else 3600.0)
+    await become(staleness, worker, other, leases)
+    lease = leases["z1"]
+    before = facts.dump(database.url)
+    assert not await other.reacquire(lease)
+    assert await beat(other, lease) == "lost"
+    assert facts.dump(database.url) == before
+    assert await beat(worker, lease) == {
+        True: "cancelled" if staleness == "cancelled" else "kept", False: "lost",
+    }[RENEWED[staleness]]  # fmt: skip
+    assert await worker.reacquire(lease) == CLAIMS_HIM[staleness]
+    assert (facts.dump(database.url) == before) == (not CLAIMS_HIM[staleness])
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+@pytest.mark.parametrize("staleness", STALE)
+async def test_a_claim_and_a_cancel_ask_only_the_row(
+    worker: Store, other: Store, database: Database, staleness: str
+):
+    late = staleness == "lease ran out"
+    leases = await held(worker, ["z1"], ttl_s=0.001 if late else 3600.0)
+    await become(staleness, worker, other, leases)
+    rollout_id = leases["z1"].rollout_id
+    before = facts.dump(database.url)
+    assert len(await other.claim(limit=1, ids=[rollout_id])) == int(staleness in CLAIMABLE)
+    assert (facts.dump(database.url) == before) == (staleness not in CLAIMABLE)
+    before = facts.dump(database.url)
+    assert await worker.request_cancel(rollout_id) == (staleness in CANCELLABLE)
+    assert (facts.dump(database.url) == before) == (staleness not in CANCELLABLE)
+
+
+async def beat(store: Store, lease: rows.Lease) -> str:
+    return await operations.WRITES["heartbeat"](store, lease)
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+@pytest.mark.parametrize("staleness", STALE)
+async def test_the_ledger_believes_proof_whoever_brings_it_and_only_about_a_box_given_up(
+    worker: Store, other: Store, database: Database, staleness: str
+):
+    late = staleness == "lease ran out"
+    leases = await held(worker, ["z1"], ttl_s=0.001 if late else 3600.0)
+    await become(staleness, worker, other, leases)
+    of_rollouts = [row for row in facts.dump(database.url)["sandboxes"] if row["rollout_id"] is not None]
+    boxes = {row["key"]: row["status"] for row in of_rollouts}
+    for key, status in boxes.items():
+        before = facts.dump(database.url)
+        await worker.note_failed_release(key, "no answer")
+        assert (facts.dump(database.url) == before) == (status != "releasing")
+        assert await worker.close_sandbox(key, "gone") == (status == "releasing")
+        closed = facts.dump(database.url)
+        assert not await worker.close_sandbox(key, "another proof")
+        await worker.note_failed_release(key, "late")
+        assert facts.dump(database.url) == closed
+    before = facts.dump(database.url)
+    assert not await worker.close_sandbox("never-made", "gone")
+    await worker.next_sandbox_ordinal(leases["z1"])
+    assert facts.dump(database.url) == before
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+async def test_what_is_written_about_boxes_of_no_rollout_reaches_no_box_of_a_rollout(
+    worker: Store, database: Database
+):
+    await held(worker, ["z1"])
+    before = facts.dump(database.url)
+    await worker.note_live_sandbox(rows.SandboxLive(key="z1-box", provider_ids=["other"], isolation="bwrap"))
+    await worker.give_up_sandbox("z1-box")
+    assert await worker.give_up_abandoned(lambda _key: worker.worker.worker_id) == []
+    with pytest.raises(sa.exc.IntegrityError):
+        await worker.declare_sandbox(operations.intent("z1-box"))
+    assert facts.dump(database.url) == before
+    assert await worker.give_up_abandoned(lambda _key: None) == [("z1-control", "here")]
+    after = facts.dump(database.url)
+    changed = [
+        now["key"] for now, then in zip(after["sandboxes"], before["sandboxes"], strict=True) if now != then
+    ]
+    assert changed == ["z1-control"]
+
+
+WRITES_OF_THE_STORE = {
+    "submit", "claim", "reacquire", "request_cancel", "transition", "record", "next_sandbox_ordinal",
+    "close_sandbox", "note_failed_release", "record_validation", "declare_sandbox", "note_live_sandbox",
+    "give_up_sandbox", "give_up_abandoned",
+}  # fmt: skip
+
+
+def test_no_write_of_the_store_is_missing_here():
+    methods = {
+        name for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction) if not name.startswith("_")
+    }
+    assert methods - {"open", "close"} == WRITES_OF_THE_STORE
+    assert {name for name, _ in inspect.getmembers(Heartbeat, inspect.isfunction) if name[0] != "_"} == {
+        "hold", "drop", "beat",
+    }  # fmt: skip
+
+
+def test_no_kind_of_fact_and_no_move_is_missing_here():
+    assert {kind.__name__ for kind in rows.Row.__args__} == set(NOTES)
+    assert {trigger for _, trigger, _ in operations.EDGES} == set(MOVES)
