@@ -234,7 +234,7 @@ def _classify(connection: sa.Connection, dialect: Dialect, change: Change) -> Re
         return errors.Conflict(f"there is no rollout {lease.rollout_id}", hint="see `rollouts list`")
     if change.trigger is not None and row.version > lease.version and _was_applied(connection, change):
         return rows.AlreadyApplied(version=row.version, state=row.state)
-    if row.fence > lease.fence:
+    if row.fence != lease.fence:  # greater, or smaller after a restored backup
         return rows.LeaseLost(fence=row.fence)
     if row.state in TERMINAL:
         return rows.Terminal(state=row.state)

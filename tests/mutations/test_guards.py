@@ -61,6 +61,14 @@ async def test_evidence_under_an_old_fence_changes_nothing(store: Store, new_rol
     assert await kept(store, old) == ("created", 0, 0)
 
 
+async def test_a_fence_that_this_database_never_gave_is_a_lost_lease(store: Store, lease: rows.Lease):
+    """As after a restored backup: the worker is ahead of the rows."""
+    ahead = replace(lease, fence=lease.fence + 1)
+    assert await store.transition(ahead, "provision", op_id="x") == rows.LeaseLost(fence=1)
+    assert await store.record(ahead, [STEP]) == rows.LeaseLost(fence=1)
+    assert await kept(store, lease) == ("created", 0, 0)
+
+
 async def test_a_move_from_an_old_version_changes_nothing(store: Store, lease: rows.Lease):
     await store.transition(lease, "provision", op_id="one")
     late = await store.transition(lease, "fail", op_id="two", failure=("internal", "x"))
