@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,9 @@ def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[No
     set.
     """
     lock = f"{path}.lock"
+    _let_go_in_forked_children()
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _open.add(fd)
     try:
         if not _taken(fd):
             with _said_while_waiting(lock):
@@ -110,7 +113,24 @@ def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[No
                     _queue_up(fd, lock, opening)
         yield
     finally:
-        os.close(fd)
+        if fd in _open:
+            _open.remove(fd)
+            os.close(fd)
+
+
+_open: set[int] = set()
+"""Descriptors of tickets held or waited for."""
+
+
+@cache
+def _let_go_in_forked_children() -> None:
+    """Close them in every child: one that outlives its killed parent would keep the lock for ever."""
+
+    def close() -> None:
+        while _open:
+            os.close(_open.pop())
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _taken(fd: int) -> bool:

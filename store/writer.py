@@ -34,7 +34,7 @@ BATCH = 512
 CAPACITY = 8192
 """Writes that may wait; beyond it callers wait for room."""
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-_CLOSING_PATIENCE_S = 3.0
+_CLOSING_PATIENCE_S = 2.0
 _SAY_EVERY_S = 30.0
 
 
