@@ -213,7 +213,7 @@ def open_store(database: Database, new_id: Callable[[], str]) -> OpenStore:
             made[name],
             worker=workers.this_process(new_id()),
             edges=EDGES,
-            new_uuid="0123456789abcdef0123456789abcdef",
+            new_uuid=uuid.uuid4().hex,
             **options,
         )
 

@@ -111,11 +111,17 @@ def gaps(hierarchies: tuple[Hierarchy, ...], *, user_id: int) -> tuple[str, ...]
     )
 
 
-def make_groups(hierarchies: tuple[Hierarchy, ...], key: str, limits: Limits) -> tuple[Path, ...]:
+def group_name(folder: Path) -> str:
+    """Return the cgroup's name for a sandbox's folder: cgroups are the whole machine's, keys only unique below a root."""
+    root = folder.parent.stat()
+    return f"{_PREFIX}{root.st_dev}-{root.st_ino}.{folder.name}"
+
+
+def make_groups(hierarchies: tuple[Hierarchy, ...], folder: Path, limits: Limits) -> tuple[Path, ...]:
     """Make the cgroups of one sandbox with its limits and return their `cgroup.procs` files. Blocking."""
     made = []
     for hierarchy in hierarchies:
-        group = hierarchy.parent / f"{_PREFIX}{key}"
+        group = hierarchy.parent / group_name(folder)
         group.mkdir(exist_ok=True)
         if "pids" in hierarchy.controllers and limits.processes is not None:
             (group / "pids.max").write_text(str(limits.processes))
@@ -126,13 +132,13 @@ def make_groups(hierarchies: tuple[Hierarchy, ...], key: str, limits: Limits) ->
     return tuple(made)
 
 
-def remove_groups(hierarchies: tuple[Hierarchy, ...], key: str) -> None:
+def remove_groups(hierarchies: tuple[Hierarchy, ...], folder: Path) -> None:
     """Kill what still runs in the cgroups of one sandbox and remove them. Harmless when repeated. Blocking.
 
     Raises `TimeoutError` when a cgroup cannot be emptied.
     """
     for hierarchy in hierarchies:
-        group = hierarchy.parent / f"{_PREFIX}{key}"
+        group = hierarchy.parent / group_name(folder)
         for _ in range(_REMOVE_TRIES):
             if _emptied(group):
                 break

@@ -236,7 +236,7 @@ class LocalProvider:
 
     async def _sandbox(self, spec: SandboxSpec, folder: Path) -> LocalSandbox:
         kept = await self.preflight()
-        files = await _to_the_end(cgroups.make_groups, self._hierarchies, spec.key, spec.limits)
+        files = await _to_the_end(cgroups.make_groups, self._hierarchies, folder, spec.limits)
         counted = any("pids" in h.controllers for h in self._hierarchies)
         cap = None if counted else spec.limits.processes
         sandbox = LocalSandbox(
@@ -294,11 +294,11 @@ class LocalProvider:
                 f"{place.ref}: the machine has started again since, and {place.root} went with the old start"
             )
         killed = sandbox_mark(folder, _kept_isolation(folder)).kill_all()
-        cgroups.remove_groups(self._hierarchies, key)
+        cgroups.remove_groups(self._hierarchies, folder)
         local_place.delete(folder)
         again = "; the machine has started again since" if place.rebooted else ""
         return (
-            f"{place.ref}: no folder {folder}, no process of it ({killed} ended now), no cgroup {key}{again}"
+            f"{place.ref}: no folder {folder}, no process of it ({killed} ended now), no cgroup of it{again}"
         )
 
 

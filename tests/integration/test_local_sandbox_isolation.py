@@ -64,7 +64,7 @@ async def box(request, tmp_path, task):
     yield sandbox
     await sandbox.detach()
     await provider.release(spec.key)
-    assert not list(Path("/sys/fs/cgroup").glob(f"*/areal-sweagent.{spec.key}"))
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/areal-sweagent.*.{spec.key}"))
 
 
 async def say(sandbox: Sandbox, command: str, timeout_s: float = 20) -> str:
@@ -156,7 +156,7 @@ async def test_a_fork_bomb_stops_at_its_cap_and_dies_at_its_timeout(box):
 
     async def count() -> None:
         nonlocal most
-        group = next(Path("/sys/fs/cgroup").glob(f"*/areal-sweagent.{box.key}"), None)
+        group = next(Path("/sys/fs/cgroup").glob(f"*/areal-sweagent.*.{box.key}"), None)
         while group is not None:
             most = max(most, int((group / "pids.current").read_text()))
             await asyncio.sleep(0.02)
