@@ -147,6 +147,32 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
             extra = self.evidence(lease, line[0], op_id)
             self.write("go on", worker, Write(lease, line[0], op_id, extra, cancellable))
 
+    def legal(self, lease: rows.Lease, n: int) -> str:
+        """Return a trigger that leaves the state the rollout is in; any, when it is over."""
+        state = self.model.rollouts[lease.rollout_id].state
+        legal = [trigger for source, trigger in EDGES if source == state] or TRIGGERS
+        return legal[n % len(legal)]
+
+    def overtaken(self) -> list[tuple[int, rows.Lease]]:
+        """Return the leases of rollouts that somebody else, or a later attempt, is working on."""
+        found = []
+        for worker, lease in self.leases:
+            r = self.model.rollouts[lease.rollout_id]
+            if lease.fence < r.fence and (r.until or 0) > self.model.now:
+                found.append((worker, replace(lease, version=r.version)))
+        return found
+
+    @stateful.rule(n=pick, moves=st.booleans())
+    def overtaken_worker(self, n: int, moves: bool) -> None:
+        """A worker that slept through its lease writes what would be right if it still held it."""
+        if not self.overtaken():
+            self.time_passes(60_001)
+            self.claim(n % 2, limit=3)
+        for worker, lease in self.overtaken()[-3:]:
+            trigger, op_id = self.legal(lease, n) if moves else None, self.bench.name("op")
+            extra = self.evidence(lease, trigger, op_id)
+            self.write("overtaken", worker, Write(lease, trigger, op_id, extra))
+
     def evidence(self, lease: rows.Lease, trigger: str | None, name: str) -> tuple[rows.Row, ...]:
         if trigger == "provision":
             key = self.box(lease.rollout_id, ("intent",), 0)
@@ -158,7 +184,7 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
         return (rows.StepRow(name=name, output={}),)
 
     @stateful.rule(
-        n=pick, shift=st.sampled_from((0, 0, 0, -2, -1, 1)), ahead=st.sampled_from((0,) * 9 + (1,)), trigger=st.sampled_from(TRIGGERS),
+        n=pick, shift=st.sampled_from((0, 0, 0, -2, -1, 1)), ahead=st.sampled_from((0,) * 9 + (1,)), trigger=st.sampled_from(TRIGGERS + [""] * len(TRIGGERS)),
         back=st.sampled_from(BACKS), worker=st.sampled_from(WORKERS), cancellable=st.booleans(),
     )  # fmt: skip
     def transition(
@@ -173,6 +199,7 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
     ) -> None:
         _, lease = self.lease(n, shift)
         lease = replace(lease, fence=lease.fence + ahead)
+        trigger = trigger or self.legal(lease, n)
         op_id = self.bench.name("op")
         extra = self.evidence(lease, trigger, op_id)
         self.write("transition", worker, Write(lease, trigger, op_id, extra, cancellable, back))
