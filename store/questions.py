@@ -5,8 +5,10 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 from store import engine, errors, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 MAX_BYTES = 64_000_000
@@ -119,7 +121,8 @@ def _nothing_asked() -> errors.StoreUnusable:
 def postgresql(url: sa.URL, query: str, limit: int, timeout_s: float) -> QueryResult:
     """Ask PostgreSQL inside a read-only transaction; blocks.
 
-    The binary protocol takes one statement only, so that a query cannot end the transaction and go on.
+    The query becomes a cursor's, which can only be a SELECT or VALUES (a read-only transaction alone would still run
+    COPY into files and programs), and the extended protocol takes one statement only.
     """
     asking = sa.create_engine(
         engine.plain(url), poolclass=sa.pool.NullPool, connect_args=engine.postgresql_arguments(url)
@@ -131,21 +134,45 @@ def postgresql(url: sa.URL, query: str, limit: int, timeout_s: float) -> QueryRe
             raw = connection.connection.dbapi_connection
             if not isinstance(raw, psycopg.Connection):
                 raise TypeError("the driver is not psycopg")
-            with raw.cursor(binary=True) as cursor:
-                cursor.execute(query)
-                if cursor.description is None:
-                    raise _nothing_asked()
-                found = _within(cursor, [column.name for column in cursor.description], limit)
+            with raw.cursor(binary=True) as declaring, raw.cursor() as cursor:
+                declaring.execute(b"DECLARE question NO SCROLL CURSOR FOR " + query.encode())
+                fetched = _fetched(cursor, timeout_s)
+                first = next(fetched)
+                columns = [column.name for column in cursor.description or ()]
+                found = _within(chain(first, chain.from_iterable(fetched)), columns, limit)
             connection.rollback()
-    except psycopg.errors.QueryCanceled as e:
-        raise _too_long(timeout_s) from e
-    except psycopg.errors.ReadOnlySqlTransaction as e:
-        raise errors.StoreUnusable("the query was refused: only SELECT is allowed here") from e
     except (psycopg.Error, sa.exc.DBAPIError) as e:
-        raise errors.StoreUnusable(f"the query was refused: {str(e).splitlines()[0]}") from e
+        raise _refusal(e, query, timeout_s) from e
     finally:
         asking.dispose()
     return found
+
+
+def _fetched(cursor: psycopg.Cursor[tuple[Any, ...]], timeout_s: float) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the answer in parts, so that a large one is never here as a whole."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        part = cursor.execute(_FETCH).fetchall()
+        yield part
+        if not part:
+            return
+    raise _too_long(timeout_s)
+
+
+_FETCH = b"FETCH FORWARD 100 FROM question"
+
+
+def _refusal(error: psycopg.Error | sa.exc.DBAPIError, query: str, timeout_s: float) -> errors.StoreUnusable:
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return _too_long(timeout_s)
+    if isinstance(error, psycopg.errors.SyntaxError) and not query.strip(" ;\n\t"):
+        return _nothing_asked()
+    why = str(error).splitlines()[0]
+    if isinstance(error, psycopg.errors.SyntaxError | psycopg.errors.ReadOnlySqlTransaction):
+        why += ": only SELECT is allowed here"
+    return errors.StoreUnusable(
+        f"the query was refused: {why}", hint="see the tables with `rollouts sql --schema`"
+    )
 
 
 def _too_long(timeout_s: float) -> errors.StoreUnusable:
