@@ -20,8 +20,8 @@ lint: .venv/dev.stamp
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench:
-	@echo "there is no benchmark yet"
+bench: .venv/dev.stamp
+	$(BIN)/python bench/store.py $(BENCH_ARGS)
 
 # The strongest sandbox isolation comes from bubblewrap; never fatal, because there are weaker ones.
 sandbox-tools:

@@ -19,6 +19,8 @@ from store.dialect import SQLITE_NOW
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from store.rollouts import Store
+
 _PRAGMAS = ("journal_mode = wal", "synchronous = 2", "foreign_keys = 1")
 _CAS = f"""UPDATE rollouts SET state = :dst, version = version + 1, updated_at = {SQLITE_NOW}
   WHERE id = :id AND version = :version AND fence = :fence AND state = :src AND lease_until > {SQLITE_NOW}"""
@@ -59,7 +61,7 @@ async def ours(url: str) -> None:
     await store.close()
 
 
-async def _batches(store: workload.Store) -> int:
+async def _batches(store: Store) -> int:
     found = await store.history.sql("SELECT max(last_batch) FROM workers", limit=1, timeout_s=10)
     return int(found.rows[0][0])
 
@@ -91,7 +93,9 @@ async def raw(url: str) -> None:
 
 
 def _naive_engine(url: str) -> AsyncEngine:
-    engine = create_async_engine(sa.make_url(url).set(drivername="sqlite+aiosqlite"), connect_args={"timeout": 60})
+    engine = create_async_engine(
+        sa.make_url(url).set(drivername="sqlite+aiosqlite"), connect_args={"timeout": 60}
+    )
 
     @event.listens_for(engine.sync_engine, "connect")
     def _connect(connection: Any, _record: object) -> None:  # noqa: ANN401 - the DBAPI's own type

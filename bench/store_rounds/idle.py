@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 from bench.store_rounds import workload
@@ -31,7 +32,7 @@ async def _held(url: str, count: int, *, traced: bool) -> float:
     async with Heartbeat(store) as heartbeat:
         lost: dict[str, str] = {}
         stop = asyncio.Event()
-        heartbeat.hold(first, lambda why: lost.update(first=why))
+        heartbeat.hold(first, partial(lost.__setitem__, first.rollout_id))
         await asyncio.to_thread(heartbeat.beat)
         if traced:
             tracemalloc.start()
@@ -39,7 +40,7 @@ async def _held(url: str, count: int, *, traced: bool) -> float:
         leases = await store.claim(limit=count)
         waiting = []
         for lease in leases:
-            heartbeat.hold(lease, lambda why, of=lease.rollout_id: lost.update({of: why}))
+            heartbeat.hold(lease, partial(lost.__setitem__, lease.rollout_id))
             waiting.append(asyncio.create_task(stop.wait()))
         await asyncio.to_thread(heartbeat.beat)
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from bench.store_rounds import workload
-from store import triggers
+from store import rows, triggers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FEW = 1_000
 MANY = 1_000_000
+SIZES = ("few", "many")
+CRASHED = 1_000
 LIVE = 2_048
 CLAIM = 64
 _BORN = "rollouts_born"
@@ -70,7 +72,9 @@ async def _claim_s(store: Store) -> float:
     took = time.perf_counter() - started
     if len(leases) != CLAIM:
         raise RuntimeError(f"{len(leases)} of {CLAIM} rollouts were claimed")
-    await asyncio.gather(*(store.record(lease, give_back=workload.rows.GiveBack(outcome="interrupted")) for lease in leases))
+    await asyncio.gather(
+        *(store.record(lease, give_back=rows.GiveBack(outcome="interrupted")) for lease in leases)
+    )
     return took
 
 
@@ -83,21 +87,37 @@ async def _scan_s(store: Store) -> float:
     return took
 
 
+async def _resume_s(store: Store) -> float:
+    """Return how long it takes to claim a thousand rollouts whose owner went away without a word."""
+    await store.claim(limit=CRASHED, ttl_s=0)
+    await asyncio.sleep(0.01)
+    started = time.perf_counter()
+    leases = await store.claim(limit=CRASHED, ttl_s=0)
+    took = time.perf_counter() - started
+    if len(leases) != CRASHED or {lease.previous for lease in leases} != {"crashed"}:
+        raise RuntimeError(f"{len(leases)} of {CRASHED} crashed rollouts were claimed")
+    await asyncio.sleep(0.01)
+    return took
+
+
 async def measure(folder: Path, finished: tuple[int, int], rounds: int) -> dict[str, list[float]]:
-    """Return seconds per claim and per scan beside few and many finished rollouts, a value per round, interleaved."""
+    """Return seconds per claim and per scan beside few and many finished rollouts, a value per round, interleaved;
+    and of resuming a thousand crashed ones beside the many.
+    """
     paths = [folder / f"finished-{count}.db" for count in finished]
     for path, count in zip(paths, finished, strict=True):
         await _make(path, count)
     stores = [await workload.open_store(f"sqlite:///{path}") for path in paths]
-    times: dict[str, list[float]] = {f"{what}_{size}": [] for what in ("claim", "scan") for size in ("few", "many")}
+    times: dict[str, list[float]] = {f"{what}_{size}": [] for what in ("claim", "scan") for size in SIZES}
     try:
         for number in range(rounds + 1):
-            for store, size in zip(stores, ("few", "many"), strict=True):
+            for store, size in zip(stores, SIZES, strict=True):
                 claims = [await _claim_s(store) for _ in range(5)]
                 scans = [await _scan_s(store) for _ in range(5)]
                 if number:  # the first round warms both up
                     times[f"claim_{size}"].append(statistics.median(claims))
                     times[f"scan_{size}"].append(statistics.median(scans))
+        times["resume"] = [await _resume_s(stores[-1]) for _ in range(3)]
     finally:
         for store in stores:
             await store.close()

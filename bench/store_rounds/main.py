@@ -52,7 +52,9 @@ def postgresql(folder: Path, rounds: int, seconds: float) -> list[Gate]:
     value, each = sqlite_rates.ratio(found, ("ours", 64), ("own", 64))
     detail = {"each round": each} | sqlite_rates.rates(found)
     return [
-        Gate(gate="store.postgresql_64_vs_own", value=value, op=">=", target=6, rounds=len(each), detail=detail)
+        Gate(
+            gate="store.postgresql_64_vs_own", value=value, op=">=", target=6, rounds=len(each), detail=detail
+        )
     ]
 
 
@@ -102,11 +104,20 @@ def history(folder: Path, rounds: int, seconds: float) -> list[Gate]:
             f"beside {many}, ms": round(statistics.median(much) * 1000, 2),
         }
         found.append(
-            Gate(gate=f"store.{what}_beside_history", value=value, op="<=", target=1.5, rounds=rounds, detail=detail)
+            Gate(
+                gate=f"store.{what}_beside_history",
+                value=value,
+                op="<=",
+                target=1.5,
+                rounds=rounds,
+                detail=detail,
+            )
         )
     used = float("INDEX ix_rollouts_live" in plan)
     found.append(
-        Gate(gate="store.claim_uses_live_index", value=used, op="==", target=1, rounds=1, detail={"plan": plan})
+        Gate(
+            gate="store.claim_uses_live_index", value=used, op="==", target=1, rounds=1, detail={"plan": plan}
+        )
     )
     return found
 
@@ -153,7 +164,9 @@ def _scratch(part: str) -> Path:
 def main() -> int:
     """Run the benchmark; return 1 when a gate is missed or could not be measured."""
     parser = argparse.ArgumentParser(description="The gates of the durable store.")
-    parser.add_argument("--quick", action="store_true", help="few short rounds: shows that it runs, proves nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="few short rounds: shows that it runs, proves nothing"
+    )
     parser.add_argument("--json", action="store_true", help="one object per gate and line")
     parser.add_argument("--rounds", type=int, help="rounds per part (default 5)")
     parser.add_argument("--seconds", type=float, help="seconds per turn (default 2)")

@@ -48,14 +48,26 @@ class Contender:
     """A running contender. Use as a context; `round` blocks until the answer is there."""
 
     def __init__(
-        self, command: Sequence[str], *, words: Path, log: Path | None = None, delay_us: int = 0, cwd: Path | None = None
+        self,
+        command: Sequence[str],
+        *,
+        words: Path,
+        log: Path | None = None,
+        delay_us: int = 0,
+        cwd: Path | None = None,
     ) -> None:
         traced = under_strace(log, delay_us) if log is not None else []
         self._log = log
         self._words = words
+        self._name = " ".join(command)
         with words.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*traced, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=cwd, text=True
+                [*traced, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=cwd,
+                text=True,
             )
 
     def __enter__(self) -> Self:
@@ -80,7 +92,7 @@ class Contender:
         self.ask(seconds, tasks)
         answer = self.answer()
         if answer.get("refused"):
-            raise ContenderFailed(f"{self._process.args}: {answer['refused']} of its own transitions were refused")
+            raise ContenderFailed(f"{self._name}: {answer['refused']} of its own transitions were refused")
         syncs = None if before is None else (self._syncs() or 0) - before
         return Round(answer["count"], answer["seconds"], syncs, answer)
 
@@ -100,7 +112,7 @@ class Contender:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             said = self._words.read_text(errors="replace")[-2000:]
-            raise ContenderFailed(f"{self._process.args}: answered {line!r}\n{said}") from None
+            raise ContenderFailed(f"{self._name}: answered {line!r}\n{said}") from None
         return answer
 
 

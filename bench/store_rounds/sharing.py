@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.store_rounds import workload
-from store import rows
 from store.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from store import rows
+    from store.rollouts import Store
 
 PROCESSES = 4
 EACH = 256
-TTL_S = 3.0
+TTL_S = 6.0
 """Short, so that a round sees renewals: a process that waited too long for its turn would lose its leases."""
 
 
-async def _claimed(store: workload.Store, first: int) -> list[rows.Lease]:
+async def _claimed(store: Store, first: int) -> list[rows.Lease]:
     mine = [workload.new_rollout(n) for n in range(first, first + EACH)]
     await store.submit(mine)
     return await store.claim(limit=EACH, ids=[row.id for row in mine])
