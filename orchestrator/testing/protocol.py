@@ -99,9 +99,12 @@ class Found:
     trace: tuple[str, ...] = ()
 
 
-def search(rules: Rules, *, claims: int = 2) -> Found:
-    """Visit every state that is reachable with at most `claims` claims, breadth first, up to the first broken one."""
-    start = _start(claims)
+def search(rules: Rules, *, claims: int = 2, late_writes: bool = True) -> Found:
+    """Visit every state that is reachable with at most `claims` claims, breadth first, up to the first broken one.
+
+    With `late_writes`, one transition may arrive after its caller gave up waiting for it.
+    """
+    start = _start(claims)._replace(late_used=not late_writes)
     came: dict[World, tuple[World, str] | None] = {start: None}
     back: dict[World, list[World]] = {}
     waiting = deque([start])
