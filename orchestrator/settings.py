@@ -198,21 +198,21 @@ def _refuse_secrets(llm: LlmSettings) -> None:
     url = llm.base_url or ""
     if url.startswith("replay:"):
         return
-    try:
-        parts = urlsplit(url)
-        usable = parts.port != 0
-    except ValueError:
-        usable = False
     if "@" in url:
         raise errors.ConfigError(
             "llm.base_url holds a user name or password (something before an @), which would be stored",
             hint=f"{_KEY_HINT}; an @ of the path is written %40",
         )
-    if not usable:
-        raise errors.ConfigError(
-            "llm.base_url is no URL that can be called: its host or port cannot be read",
-            hint="give a base URL such as http://127.0.0.1:8000/v1",
-        )
+    unusable = errors.ConfigError(
+        "llm.base_url is no URL that can be called: its host or port cannot be read",
+        hint="give a base URL such as http://127.0.0.1:8000/v1",
+    )
+    try:
+        parts = urlsplit(url)
+        if parts.port == 0:
+            raise unusable
+    except ValueError:
+        raise unusable from None
     if any(_SECRET_FIELD.search(unquote(part)) for part in (parts.query, parts.fragment)):
         raise errors.ConfigError(
             "llm.base_url holds what looks like a key in its query, which would be stored", hint=_KEY_HINT
