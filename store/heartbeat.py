@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 30.0
 _RETRY_S = 1.0
-_ENDING_S = 2.0
+_ENDING_S = 1.0
 """How long the end waits for a renewal that hangs in the database; the thread does not keep the process alive."""
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from store import engine, leases, ledger, rows
+from store import engine, errors, leases, ledger, rows
 from store.changes import Change
 from store.dialect import Dialect
 from store.history import History
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TTL_S = 60.0
 DEFAULT_OUTAGE_S = 900.0
-_STOP_S = 0.5
-"""How long a close waits for room in the queue; what is queued is committed in any case."""
 
 
 class Store:
@@ -96,15 +95,16 @@ class Store:
     async def close(self) -> None:
         """Commit what is queued, say that this worker stops, and let go of every connection.
 
-        Raises `errors.StoreUnreachable`, within seconds, when the database is away.
+        Raises `errors.StoreUnreachable`, within seconds, when the database is away. Harmless when repeated.
         """
         stop = asyncio.ensure_future(
             self._writer.write("stop", lambda c: leases.stop(c, self.dialect, self.worker.worker_id))
         )
         try:
-            await asyncio.wait([stop], timeout=_STOP_S)
+            await asyncio.sleep(0)  # into the queue, before it closes
             await self._writer.close()
-            await stop
+            with suppress(errors.StoreClosed):
+                await stop
         finally:
             stop.cancel()
             await self.history.close()

@@ -117,6 +117,8 @@ class Writer:
         """The last batch that reached its COMMIT, with its results: durable or not is read from the mark."""
         self._closing = threading.Event()
         self._closed_s = 0.0
+        self._given_up: errors.StoreUnreachable | None = None
+        """Why a closing writer stopped trying: what is still queued gets the same answer at once."""
         self._thread = self._start()
 
     async def write(self, name: str, operation: Operation[T]) -> T:
@@ -242,6 +244,8 @@ class Writer:
 
     def _commit_patiently(self, items: list[_Item]) -> list[object]:
         """Commit once, waiting out trouble with the database; raises `StoreUnreachable` when it lasts too long."""
+        if self._given_up is not None:
+            raise self._given_up
         started = said = time.monotonic()
         tries = 0
         while True:
@@ -259,10 +263,12 @@ class Writer:
                 waited = time.monotonic() - started
                 closing = self._closed and time.monotonic() - self._closed_s >= _CLOSING_PATIENCE_S
                 if closing or waited >= self._outage_s:
-                    raise errors.StoreUnreachable(
+                    away = errors.StoreUnreachable(
                         f"the database did not take {len(items)} writes for {waited:.0f} s: {e.orig}",
                         hint="mend the database or its disk; nothing that was acknowledged is lost",
-                    ) from e
+                    )
+                    self._given_up = away if closing else None
+                    raise away from e
                 if tries == 0 or time.monotonic() - said >= _SAY_EVERY_S:
                     said = time.monotonic()
                     logger.warning("the database does not take writes (%s); trying again", e.orig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
@@ -162,6 +163,10 @@ class _Unhurried(Heartbeat):
         return self
 
 
+async def _move(trigger: str, store: Store, lease: rows.Lease) -> rows.Outcome:
+    return await move(store, lease, trigger)
+
+
 def validation(digest: str) -> rows.ValidationRow:
     return rows.ValidationRow(
         task_sha256="task", task_json="{}", instance_id="demo__demo-1", dataset_kind="local", eval_sha256="eval",
@@ -189,10 +194,7 @@ WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
         lambda key: None if key == f"{lease.rollout_id}-control" else s.worker.worker_id
     ),
     "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
-    **{
-        f"transition.{trigger}": lambda s, lease, trigger=trigger: move(s, lease, trigger)
-        for trigger in (*LINE, "restart", "fail")
-    },
+    **{f"transition.{trigger}": partial(_move, trigger) for trigger in (*LINE, "restart", "fail")},
 }  # fmt: skip
 """Every write of `failpoints.WRITES` but `register` and `stop`, which are the store's opening and closing."""
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
+import sqlite3
 import sys
+import threading
 import uuid
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +38,9 @@ WARM = workers.this_process("")
 SETUP_TTL_S = 3600.0
 
 
-async def open_store(url: str, *, later_s: float = 0.0, **options: Any) -> Store:
-    """Open as a new worker, whose SQL clock may be ahead."""
-    base = dialect.Dialect.of(engine.parse_url(url)).now_sql
+async def open_store(url: str, *, later_s: float = 0.0, clock: str | None = None, **options: Any) -> Store:
+    """Open as a new worker, whose SQL clock may be ahead, or another one."""
+    base = clock or dialect.Dialect.of(engine.parse_url(url)).now_sql
     now_sql = f"({base} + {round(later_s * 1000)})"
     return await Store.open(
         url,
@@ -127,7 +131,7 @@ async def failpoint_raise(link: Link, url: str, cases: list[list[Any]]) -> None:
 
 
 def raise_once(point: str, error: type[BaseException]) -> Callable[[str], None]:
-    raised = []
+    raised: list[str] = []
 
     def action(passed: str) -> None:
         if passed == point and not raised:
@@ -179,8 +183,64 @@ async def one(store: Store, link: Link, rollout_id: str) -> None:
             link.say(["fact", rollout_id, fact])
 
 
+async def hold_database(link: Link, url: str) -> None:
+    """Be the program that keeps a SQLite file for itself until told otherwise."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as raw:
+        raw.execute("BEGIN EXCLUSIVE")
+        link.say("held")
+        await link.listen()
+        raw.execute("ROLLBACK")
+
+
+async def note_on_demand(link: Link, url: str, rollout_id: str, ttl_s: float) -> None:
+    """Claim a rollout, then store one step for each line that is heard and say what came of it."""
+    store = await open_store(url, ttl_s=ttl_s)
+    (lease,) = await store.claim(limit=1, ids=[rollout_id])
+    said: list[str] = []
+    async with Heartbeat(store) as heartbeat:
+        heartbeat.hold(lease, said.append)
+        link.say({"fence": lease.fence})
+        while (name := await link.listen()) != "stop":
+            outcome = await store.record(lease, [rows.StepRow(name=name, output={})])
+            if isinstance(outcome, rows.LeaseExpired) and await store.reacquire(lease):
+                outcome = await store.record(lease, [rows.StepRow(name=name, output={})])
+            link.say(type(outcome).__name__)
+    link.say(said)
+    await store.close()
+
+
+async def fork_in_batch(link: Link, url: str, rollout_id: str) -> None:
+    """Fork a child while the writer is inside a batch, and wait there to be killed."""
+    store = await open_store(url)
+    inside = threading.Event()
+
+    def stay(point: str) -> None:
+        if point == "submit.before_commit":
+            inside.set()
+            threading.Event().wait()
+
+    failpoints.install(stay)
+    writing = asyncio.ensure_future(store.submit([operations.new_rollout(rollout_id)]))
+    await asyncio.to_thread(inside.wait)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    link.say({"child": child})
+    await writing
+
+
 SCENARIOS = {
-    f.__name__: f for f in (failpoint_setup, failpoint_death, failpoint_repeat, failpoint_raise, load)
+    f.__name__: f
+    for f in (
+        failpoint_setup,
+        failpoint_death,
+        failpoint_repeat,
+        failpoint_raise,
+        load,
+        hold_database,
+        note_on_demand,
+        fork_in_batch,
+    )
 }
 
 if __name__ == "__main__":

