@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from store import engine, leases, workers
+from store import engine, leases, rows, workers
 from store.dialect import Dialect
 from store.rollouts import Store
 from tests.integration.model.store_model import EDGES, TTL_S
@@ -95,3 +95,31 @@ class Bench:
             self.run(store.close())
         self.reader.dispose()
         self.runner.close()
+
+
+def request(name: str, run_id: str) -> rows.NewRollout:
+    return rows.NewRollout(
+        id=name, idem_key=name, request_sha256="request", run_id=run_id, instance_id="demo__demo-1", task_sha256="task",
+        task_json="{}", dataset_kind="local", eval_sha256="eval", agent_type="swe", config_sha256="config",
+        endpoint_kind="stateless", input={}, fsm_version=1, outcome_table=1,
+    )  # fmt: skip
+
+
+def intent(key: str) -> rows.SandboxIntent:
+    return rows.SandboxIntent(
+        key=key, role="task", provider="local", provider_ref="here", env_name=None, ttl_s=60, create_timeout_s=5
+    )  # fmt: skip
+
+
+def grade(name: str) -> tuple[rows.Row, ...]:
+    empty = rows.Artifact.of(b"")
+    grade = rows.GradeRow(
+        grade_id=name, patch_sha256=name, grader_digest="g", grader="g", grader_version="1", reason="first",
+        outcome="resolved", verdict=True, reward=1.0, mask_sample=False, evidence="junit", f2p_pass=1, f2p_total=1,
+        p2p_pass=0, p2p_total=0, test_map=empty, log=empty, exit_code=0, task_sha256="task", eval_sha256="eval",
+        isolation=None, sandbox_key=None, flags=[], duration_s=1.0,
+    )  # fmt: skip
+    reward = rows.RewardRow(
+        grade_id=name, reward=1.0, invalid_reason=None, reward_fn_version="1", outcome_table=1, stats={}
+    )
+    return grade, reward

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings, stateful
 from hypothesis import strategies as st
 
 from store import errors, leases, rows
+from tests.integration.model import database
 from tests.integration.model.database import CLOCK, WORKERS, Bench
 from tests.integration.model.store_model import (
     EDGES,
@@ -110,7 +111,7 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
         self.claim(0, limit=3)
 
     def submit(self, number: int) -> None:
-        new = [_request(self.bench.name("rollout"), self.run_id) for _ in range(number)]
+        new = [database.request(self.bench.name("rollout"), self.run_id) for _ in range(number)]
         self.agree("submit", self.call(self.store(0).submit(new)), [(row.id, True) for row in new])
         self.requests += new
         self.model.rollouts |= {row.id: Rollout() for row in new}
@@ -123,8 +124,13 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
         self.agree("claim", said, self.model.claim(store.worker.worker_id, limit))
         self.leases += [(worker, lease) for lease in got]
 
-    @stateful.rule(n=pick, moves=st.integers(1, 8), cancellable=st.sampled_from((False, False, True)))
-    def go_on(self, n: int, moves: int, cancellable: bool) -> None:
+    @stateful.rule(
+        n=pick,
+        moves=st.integers(1, 8),
+        cancellable=st.sampled_from((False, False, True)),
+        hasty=st.booleans(),
+    )
+    def go_on(self, n: int, moves: int, cancellable: bool, hasty: bool) -> None:
         """Walk some way along the line, under a live lease if one can be had."""
         live = [i for i, r in self.model.rollouts.items() if r.state not in TERMINAL]
         if not live:
@@ -132,13 +138,16 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
         elif (self.model.rollouts[live[n % len(live)]].until or 0) < self.model.now:
             self.claim(n % 2, limit=3)
         for _ in range(moves):
+            worker, lease = self.lease(n, newest=True)
+            if hasty:
+                self.write("hasty", worker, Write(lease, "release", self.bench.name("op")))
             self.one_move(*self.lease(n, newest=True), cancellable)
 
     def one_move(self, worker: int, lease: rows.Lease, cancellable: bool) -> None:
         state = self.model.rollouts[lease.rollout_id].state
         op_id = self.bench.name("op")
         if state == "created" and self.box(lease.rollout_id, ("intent",), 0) is None:
-            self.write("go on", worker, Write(lease, None, extra=(_intent(self.bench.name("box")),)))
+            self.write("go on", worker, Write(lease, None, extra=(database.intent(self.bench.name("box")),)))
         elif state == "graded" and (key := self.box(lease.rollout_id, OPEN, 0)) is not None:
             self.write("go on", worker, Write(lease, None, extra=(rows.SandboxReleasing(),)))
             closed = self.call(self.store(worker).close_sandbox(key, "gone"))
@@ -155,30 +164,32 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
 
     def overtaken(self) -> list[tuple[int, rows.Lease]]:
         """Return the leases of rollouts that somebody else, or a later attempt, is working on."""
-        found = []
-        for worker, lease in self.leases:
-            r = self.model.rollouts[lease.rollout_id]
-            if lease.fence < r.fence and (r.until or 0) > self.model.now:
-                found.append((worker, replace(lease, version=r.version)))
-        return found
+        live = {i: r.fence for i, r in self.model.rollouts.items() if (r.until or 0) > self.model.now}
+        return [
+            (worker, lease) for worker, lease in self.leases if lease.fence < live.get(lease.rollout_id, 0)
+        ]
 
     @stateful.rule(n=pick, moves=st.booleans())
     def overtaken_worker(self, n: int, moves: bool) -> None:
         """A worker that slept through its lease writes what would be right if it still held it."""
         if not self.overtaken():
             self.time_passes(60_001)
+            self.write_late("expired", self.leases[-2:], n, moves=moves)
             self.claim(n % 2, limit=3)
-        for worker, lease in self.overtaken()[-3:]:
+        self.write_late("overtaken", self.overtaken()[-3:], n, moves=moves)
+
+    def write_late(self, what: str, late: list[tuple[int, rows.Lease]], n: int, *, moves: bool) -> None:
+        for worker, given in late:
+            lease = replace(given, version=self.model.rollouts[given.rollout_id].version)
             trigger, op_id = self.legal(lease, n) if moves else None, self.bench.name("op")
-            extra = self.evidence(lease, trigger, op_id)
-            self.write("overtaken", worker, Write(lease, trigger, op_id, extra))
+            self.write(what, worker, Write(lease, trigger, op_id, self.evidence(lease, trigger, op_id)))
 
     def evidence(self, lease: rows.Lease, trigger: str | None, name: str) -> tuple[rows.Row, ...]:
         if trigger == "provision":
             key = self.box(lease.rollout_id, ("intent",), 0)
             return (rows.SandboxLive(key=key, provider_ids=["i"], isolation="none"),) if key else ()
         if trigger == "grade":
-            return _grade(name)
+            return database.grade(name)
         if trigger in ("restart", "fail"):
             return (rows.SandboxReleasing(),)
         return (rows.StepRow(name=name, output={}),)
@@ -214,7 +225,7 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
         some = self.box(lease.rollout_id, (*OPEN, "released"), k) or "no such box"
         extra: dict[str, rows.Row] = {
             "step": rows.StepRow(name=name, output={}),
-            "intent": _intent(name),
+            "intent": database.intent(name),
             "live": rows.SandboxLive(key=some, provider_ids=["i"], isolation="none"),
             "one releasing": rows.SandboxReleasing(key=some),
             "releasing": rows.SandboxReleasing(),
@@ -305,34 +316,6 @@ class TwoWorkers(stateful.RuleBasedStateMachine):
 
 def _named(expected: object) -> str:
     return expected.__name__ if isinstance(expected, type) else type(expected).__name__
-
-
-def _request(name: str, run_id: str) -> rows.NewRollout:
-    return rows.NewRollout(
-        id=name, idem_key=name, request_sha256="request", run_id=run_id, instance_id="demo__demo-1", task_sha256="task",
-        task_json="{}", dataset_kind="local", eval_sha256="eval", agent_type="swe", config_sha256="config",
-        endpoint_kind="stateless", input={}, fsm_version=1, outcome_table=1,
-    )  # fmt: skip
-
-
-def _intent(key: str) -> rows.SandboxIntent:
-    return rows.SandboxIntent(
-        key=key, role="task", provider="local", provider_ref="here", env_name=None, ttl_s=60, create_timeout_s=5
-    )  # fmt: skip
-
-
-def _grade(name: str) -> tuple[rows.Row, ...]:
-    empty = rows.Artifact.of(b"")
-    grade = rows.GradeRow(
-        grade_id=name, patch_sha256=name, grader_digest="g", grader="g", grader_version="1", reason="first",
-        outcome="resolved", verdict=True, reward=1.0, mask_sample=False, evidence="junit", f2p_pass=1, f2p_total=1,
-        p2p_pass=0, p2p_total=0, test_map=empty, log=empty, exit_code=0, task_sha256="task", eval_sha256="eval",
-        isolation=None, sandbox_key=None, flags=[], duration_s=1.0,
-    )  # fmt: skip
-    reward = rows.RewardRow(
-        grade_id=name, reward=1.0, invalid_reason=None, reward_fn_version="1", outcome_table=1, stats={}
-    )
-    return grade, reward
 
 
 @pytest.fixture
