@@ -50,6 +50,7 @@ async def test_callers_wait_for_room_in_a_full_queue_and_all_are_answered(worker
     assert set(await asyncio.gather(first, *tasks)) == {False}
 
 
+@pytest.mark.long
 async def test_callers_who_gave_up_waiting_take_nobodys_turn(worker: Store):
     gate = Gate()
     first = ask(worker, 0)
@@ -66,6 +67,7 @@ async def test_callers_who_gave_up_waiting_take_nobodys_turn(worker: Store):
         assert set(await asyncio.gather(first, *queued, *last)) == {False}
 
 
+@pytest.mark.long
 async def test_a_close_stores_what_is_queued_and_tells_those_who_wait_for_room(worker: Store):
     gate = Gate()
     first = ask(worker, 0)

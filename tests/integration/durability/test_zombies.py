@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from store.rollouts import Store
 from tests.integration.durability import facts, operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tests.conftest import Database
 
@@ -94,10 +95,11 @@ def expected(write: str, staleness: str) -> Any:
     return REFUSED[staleness]
 
 
-async def held(worker: Store, names: list[str], ttl_s: float = 3600.0) -> dict[str, rows.Lease]:
+async def held(worker: Store, names: Iterable[str], ttl_s: float = 3600.0) -> dict[str, rows.Lease]:
     """Return leases, of the second owner, on rollouts in `sandbox_ready`, each with a box that awaits its release."""
+    names = list(names)
     await operations.prepare(worker, [(name, "sandbox_ready") for name in names])
-    return {lease.rollout_id: lease for lease in await worker.claim(limit=len(names), ttl_s=ttl_s)}
+    return {lease.rollout_id: lease for lease in await worker.claim(limit=len(names), ids=names, ttl_s=ttl_s)}
 
 
 async def forward(store: Store, lease: rows.Lease, *triggers: str) -> rows.Lease:
@@ -108,30 +110,81 @@ async def forward(store: Store, lease: rows.Lease, *triggers: str) -> rows.Lease
     return lease
 
 
-async def become(staleness: str, worker: Store, other: Store, leases: dict[str, rows.Lease]) -> None:
-    """Let the world move on without telling whoever holds `leases`; hands back what it now believes, in place."""
-    if staleness in ("claimed by another", "given back"):
-        back = rows.GiveBack(outcome="interrupted")
-        await asyncio.gather(*(worker.record(lease, give_back=back) for lease in leases.values()))
-    if staleness == "claimed by another":
-        assert len(await other.claim(limit=len(leases))) == len(leases)
-    for name, lease in leases.items():
-        match staleness:
-            case "version old":
-                await forward(worker, lease, "start_agent")
-            case "released":
-                await forward(worker, lease, "start_agent", "take_patch", "grade")
-                await operations.close_boxes(worker, name)
-                await forward(worker, operations.lease_of(name, fence=2, version=4), "release")
-            case "failed":
-                await forward(worker, lease, "fail")
-            case "graded":
-                leases[name] = await forward(worker, lease, "start_agent", "take_patch", "grade")
-                await operations.close_boxes(worker, name)
-            case "cancelled":
-                assert await other.request_cancel(name)
-            case "unknown":
-                leases[name] = operations.lease_of(f"{name}-never-submitted", fence=2, version=1)
+async def _grow_old(worker: Store, _other: Store, lease: rows.Lease) -> rows.Lease:
+    await forward(worker, lease, "start_agent")
+    return lease
+
+
+async def _give_back(worker: Store, _other: Store, lease: rows.Lease) -> rows.Lease:
+    await worker.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
+    return lease
+
+
+async def _lose(worker: Store, other: Store, lease: rows.Lease) -> rows.Lease:
+    await _give_back(worker, other, lease)
+    assert len(await other.claim(limit=1, ids=[lease.rollout_id])) == 1
+    return lease
+
+
+async def _be_graded(worker: Store, _other: Store, lease: rows.Lease) -> rows.Lease:
+    graded = await forward(worker, lease, "start_agent", "take_patch", "grade")
+    await operations.close_boxes(worker, lease.rollout_id)
+    return graded
+
+
+async def _be_released(worker: Store, other: Store, lease: rows.Lease) -> rows.Lease:
+    await forward(worker, await _be_graded(worker, other, lease), "release")
+    return lease
+
+
+async def _fail(worker: Store, _other: Store, lease: rows.Lease) -> rows.Lease:
+    await forward(worker, lease, "fail")
+    return lease
+
+
+async def _be_cancelled(_worker: Store, other: Store, lease: rows.Lease) -> rows.Lease:
+    assert await other.request_cancel(lease.rollout_id)
+    return lease
+
+
+async def _be_unknown(_worker: Store, _other: Store, lease: rows.Lease) -> rows.Lease:
+    return operations.lease_of(f"{lease.rollout_id}-never-submitted", fence=2, version=1)
+
+
+async def _run_out(_worker: Store, _other: Store, lease: rows.Lease) -> rows.Lease:
+    return lease
+
+
+BECOME = {
+    "claimed by another": _lose, "version old": _grow_old, "lease ran out": _run_out, "given back": _give_back,
+    "released": _be_released, "failed": _fail, "graded": _be_graded, "cancelled": _be_cancelled,
+    "unknown": _be_unknown,
+}  # fmt: skip
+"""How the world moves on without telling whoever holds the lease; each returns the lease as its holder knows it."""
+
+
+@dataclass(frozen=True)
+class Zombies:
+    """Two workers, and the first one's leases on rollouts that are stale in every way: (staleness, purpose) -> lease."""
+
+    worker: Store
+    other: Store
+    leases: dict[tuple[str, str], rows.Lease]
+
+    @classmethod
+    async def made(cls, worker: Store, other: Store, purposes: Iterable[str]) -> Self:
+        keys = {
+            f"z{m}{n:03d}": (staleness, purpose)
+            for m, staleness in enumerate(STALE)
+            for n, purpose in enumerate(purposes)
+        }
+        short = [name for name, (staleness, _) in keys.items() if staleness == "lease ran out"]
+        leases = await held(worker, short, ttl_s=0.001)
+        leases |= await held(worker, keys.keys() - short)
+        stale = await asyncio.gather(
+            *(BECOME[staleness](worker, other, leases[name]) for name, (staleness, _) in keys.items())
+        )
+        return cls(worker, other, dict(zip(keys.values(), stale, strict=True)))
 
 
 async def attempt(store: Store, write: Any, lease: rows.Lease) -> Any:
@@ -142,21 +195,20 @@ async def attempt(store: Store, write: Any, lease: rows.Lease) -> Any:
 
 
 @pytest.mark.databases("sqlite", "postgresql")
-@pytest.mark.parametrize("staleness", STALE)
 async def test_a_stale_worker_is_told_why_and_changes_nothing(
-    worker: Store, other: Store, database: Database, staleness: str
+    worker: Store, other: Store, database: Database
 ):
-    names = {f"z{number:03d}": write for number, write in enumerate(GUARDED)}
-    late = staleness == "lease ran out"
-    leases = await held(worker, list(names), ttl_s=0.001 if late else 3600.0)
-    await become(staleness, worker, other, leases)
+    zombies = await Zombies.made(worker, other, GUARDED)
     before = facts.dump(database.url)
-    answers = {write: await attempt(worker, GUARDED[write], leases[name]) for name, write in names.items()}
-    assert answers == {write: expected(write, staleness) for write in GUARDED}
+    answers = {
+        (staleness, write): await attempt(worker, GUARDED[write], lease)
+        for (staleness, write), lease in zombies.leases.items()
+    }
     after = facts.dump(database.url)
-    for name, write in names.items():
-        now, then = facts.about(after, name), facts.about(before, name)
-        assert (now == then) == (answers[write] is not DONE), write
+    assert answers == {(staleness, write): expected(write, staleness) for staleness, write in zombies.leases}
+    for key, lease in zombies.leases.items():
+        now, then = facts.about(after, lease.rollout_id[:5]), facts.about(before, lease.rollout_id[:5])
+        assert (now == then) == (answers[key] is not DONE), key
     assert facts.violations(after, evidence=False) == []
 
 
@@ -166,85 +218,72 @@ async def test_the_same_write_of_a_worker_that_lost_its_lease_since_is_known_as_
 ):
     leases = await held(worker, ["z1"])
     assert isinstance(await operations.move(worker, leases["z1"], "start_agent"), DONE)
-    await worker.record(leases["z1"], give_back=rows.GiveBack(outcome="interrupted"))
-    assert len(await other.claim(limit=1)) == 1
+    await _lose(worker, other, leases["z1"])
     before = facts.dump(database.url)
     again = await operations.move(worker, leases["z1"], "start_agent")
     assert again == rows.AlreadyApplied(version=2, state="agent_running")
     assert facts.dump(database.url) == before
 
 
-CLAIMS_HIM = {"claimed by another": False, "version old": True, "lease ran out": True, "given back": False,
-              "released": False, "failed": False, "graded": True, "cancelled": True, "unknown": False}  # fmt: skip
-"""Staleness -> whether the worker that stood there may have, or keep, the lease."""
-RENEWED = CLAIMS_HIM | {"cancelled": True}
+KEEPS = {"version old", "lease ran out", "graded", "cancelled"}
+"""Where the worker that stood there may keep, or take back, its lease."""
 CANCELLABLE = {"claimed by another", "version old", "lease ran out", "given back", "cancelled"}
 CLAIMABLE = {"lease ran out", "given back"}
 
 
-@pytest.mark.databases("sqlite", "postgresql")
-@pytest.mark.parametrize("staleness", STALE)
-async def test_a_lease_is_renewed_taken_back_and_claimed_only_by_whom_it_belongs_to(
-    worker: Store, other: Store, database: Database, staleness: str
-):
-    late = staleness == "lease ran out"
-    leases = await held(worker, ["z1"], ttl_s=0.001 if late else 3600.0)
-    await become(staleness, worker, other, leases)
-    lease = leases["z1"]
-    before = facts.dump(database.url)
-    assert not await other.reacquire(lease)
-    assert await beat(other, lease) == "lost"
-    assert facts.dump(database.url) == before
-    assert await beat(worker, lease) == {
-        True: "cancelled" if staleness == "cancelled" else "kept", False: "lost",
-    }[RENEWED[staleness]]  # fmt: skip
-    assert await worker.reacquire(lease) == CLAIMS_HIM[staleness]
-    assert (facts.dump(database.url) == before) == (not CLAIMS_HIM[staleness])
-
-
-@pytest.mark.databases("sqlite", "postgresql")
-@pytest.mark.parametrize("staleness", STALE)
-async def test_a_claim_and_a_cancel_ask_only_the_row(
-    worker: Store, other: Store, database: Database, staleness: str
-):
-    late = staleness == "lease ran out"
-    leases = await held(worker, ["z1"], ttl_s=0.001 if late else 3600.0)
-    await become(staleness, worker, other, leases)
-    rollout_id = leases["z1"].rollout_id
-    before = facts.dump(database.url)
-    assert len(await other.claim(limit=1, ids=[rollout_id])) == int(staleness in CLAIMABLE)
-    assert (facts.dump(database.url) == before) == (staleness not in CLAIMABLE)
-    before = facts.dump(database.url)
-    assert await worker.request_cancel(rollout_id) == (staleness in CANCELLABLE)
-    assert (facts.dump(database.url) == before) == (staleness not in CANCELLABLE)
-
-
-async def beat(store: Store, lease: rows.Lease) -> str:
+async def beat(store: Store, lease: rows.Lease) -> Any:
     return await operations.WRITES["heartbeat"](store, lease)
 
 
 @pytest.mark.databases("sqlite", "postgresql")
-@pytest.mark.parametrize("staleness", STALE)
-async def test_the_ledger_believes_proof_whoever_brings_it_and_only_about_a_box_given_up(
-    worker: Store, other: Store, database: Database, staleness: str
+async def test_a_lease_is_renewed_and_taken_back_only_by_whom_it_belongs_to(
+    worker: Store, other: Store, database: Database
 ):
-    late = staleness == "lease ran out"
-    leases = await held(worker, ["z1"], ttl_s=0.001 if late else 3600.0)
-    await become(staleness, worker, other, leases)
-    of_rollouts = [row for row in facts.dump(database.url)["sandboxes"] if row["rollout_id"] is not None]
-    boxes = {row["key"]: row["status"] for row in of_rollouts}
-    for key, status in boxes.items():
+    zombies = await Zombies.made(worker, other, ["renew"])
+    for (staleness, _), lease in zombies.leases.items():
+        before = facts.dump(database.url)
+        strange = other if staleness != "claimed by another" else worker
+        assert not await strange.reacquire(lease), staleness
+        assert await beat(strange, lease) == "lost", staleness
+        assert facts.dump(database.url) == before
+        kept = "cancelled" if staleness == "cancelled" else "kept" if staleness in KEEPS else "lost"
+        assert await beat(worker, lease) == kept, staleness
+        assert await worker.reacquire(lease) == (staleness in KEEPS), staleness
+        assert (facts.dump(database.url) == before) == (staleness not in KEEPS), staleness
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+async def test_a_claim_and_a_cancel_ask_only_the_row(worker: Store, other: Store, database: Database):
+    zombies = await Zombies.made(worker, other, ["claim"])
+    for (staleness, _), lease in zombies.leases.items():
+        before = facts.dump(database.url)
+        claimed = await other.claim(limit=1, ids=[lease.rollout_id])
+        assert len(claimed) == int(staleness in CLAIMABLE), staleness
+        between = facts.dump(database.url)
+        assert (between == before) == (staleness not in CLAIMABLE), staleness
+        assert await worker.request_cancel(lease.rollout_id) == (staleness in CANCELLABLE), staleness
+        assert (facts.dump(database.url) == between) == (staleness not in CANCELLABLE), staleness
+
+
+async def test_the_ledger_believes_proof_whoever_brings_it_and_only_about_a_box_given_up(
+    worker: Store, other: Store, database: Database
+):
+    await Zombies.made(worker, other, ["close"])
+    boxes = [row for row in facts.dump(database.url)["sandboxes"] if row["rollout_id"] is not None]
+    assert {"live", "releasing", "released"} <= {box["status"] for box in boxes}
+    for box in boxes:
+        key, releasing = box["key"], box["status"] == "releasing"
         before = facts.dump(database.url)
         await worker.note_failed_release(key, "no answer")
-        assert (facts.dump(database.url) == before) == (status != "releasing")
-        assert await worker.close_sandbox(key, "gone") == (status == "releasing")
+        assert (facts.dump(database.url) == before) == (not releasing)
+        assert await worker.close_sandbox(key, "gone") == releasing
         closed = facts.dump(database.url)
         assert not await worker.close_sandbox(key, "another proof")
         await worker.note_failed_release(key, "late")
         assert facts.dump(database.url) == closed
     before = facts.dump(database.url)
     assert not await worker.close_sandbox("never-made", "gone")
-    await worker.next_sandbox_ordinal(leases["z1"])
+    await worker.next_sandbox_ordinal(operations.lease_of("nobody", fence=1, version=0))
     assert facts.dump(database.url) == before
 
 
