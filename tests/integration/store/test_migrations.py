@@ -129,7 +129,8 @@ def contents(connection: sa.Connection, columns: dict[str, list[str]]) -> dict[s
     """Return table -> (rows, digest of these columns of all of them)."""
     found = {}
     for table, names in columns.items():
-        query: sa.Select[Any] = sa.select(*(sa.column(name) for name in names)).select_from(sa.table(table))
+        listed = ", ".join(f'"{name}"' for name in names)
+        query = sa.text(f"SELECT {listed} FROM {table}")
         lines = sorted(
             repr([bytes(v) if isinstance(v, memoryview) else v for v in row])
             for row in connection.execute(query)
