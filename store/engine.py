@@ -202,11 +202,12 @@ def prepare(
         engine.dispose()
 
 
-def explained(error: sa.exc.DBAPIError, url: sa.URL) -> errors.StoreError:
+def explained(error: sa.exc.DBAPIError, url: sa.URL, *, opening: bool = True) -> errors.StoreError:
     """Turn a driver's error into ours: one sentence, the database without its password, the next step."""
     what = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     if url.get_backend_name() != "sqlite":
-        return errors.StoreUnreachable(
+        kind = errors.NeverReached if opening else errors.StoreUnreachable
+        return kind(
             f"cannot use {shown(url)}: {what}", hint="check address, user, password and that the server runs"
         )
     if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_NOTADB":

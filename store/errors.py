@@ -3,6 +3,7 @@
 StoreError
 |-- StoreUnusable      this database can never work as it is (path, file, schema, file system): exit 2
 |-- StoreUnreachable   it cannot be asked right now; the outcome of a pending write is unknown
+|   `-- NeverReached   nor could it be when it was to be opened, so that nothing was started: exit 2
 |-- Conflict           the same key was submitted with another request, or a stored fact contradicts a new one
 |-- StoreClosed        a write after close: a programming error
 `-- IllegalTransition  the edge does not exist: a programming error
@@ -25,6 +26,10 @@ class StoreUnusable(StoreError):
 
 class StoreUnreachable(StoreError, ConnectionError):
     """The database did not answer; re-read before assuming anything about a pending write."""
+
+
+class NeverReached(StoreUnreachable):
+    """The database did not answer, or let nobody in, when it was to be opened."""
 
 
 class Conflict(StoreError):

@@ -75,7 +75,7 @@ class History:
                         hint="is this a database of this program's version?",
                     ) from e
                 if loop.time() - started >= self._outage_s:
-                    raise engine.explained(e, self._url) from e
+                    raise engine.explained(e, self._url, opening=self._outage_s == 0) from e
             await asyncio.sleep(_RETRY_S)
 
     async def rollout(self, rollout_id: str) -> Record | None:

@@ -49,8 +49,11 @@ def file_of(url: sa.URL) -> Path:
     return Path(str(url.database)).absolute()
 
 
-def check(path: Path, *, create: bool) -> None:
-    """Refuse a path where a durable SQLite file cannot live.
+MOUNTS = Path("/proc/mounts")
+
+
+def check(path: Path, *, create: bool, mounts: Path = MOUNTS) -> None:
+    """Refuse a path where a durable SQLite file cannot live, going by the kernel's table of mounts.
 
     Raises `StoreUnusable` naming the path and what to do; with `create`, makes the folder.
     """
@@ -65,7 +68,7 @@ def check(path: Path, *, create: bool) -> None:
         raise errors.StoreUnusable(
             f"there is no database at {path}", hint="name one with --db sqlite:///PATH"
         )
-    kind = _file_system(path.parent)
+    kind = _file_system(path.parent, mounts)
     if kind in _NETWORK_FILE_SYSTEMS:
         raise errors.StoreUnusable(
             f"{path} is on a network file system ({kind}), where SQLite loses data",
@@ -83,10 +86,10 @@ def check(path: Path, *, create: bool) -> None:
         )
 
 
-def _file_system(folder: Path) -> str:
+def _file_system(folder: Path, mounts: Path) -> str:
     resolved = folder.resolve()
     best, kind = -1, ""
-    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
+    for line in mounts.read_text(encoding="utf-8").splitlines():
         mount, fs = line.split()[1:3]
         if resolved.is_relative_to(mount.replace("\\040", " ")) and len(mount) > best:
             best, kind = len(mount), fs

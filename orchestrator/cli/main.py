@@ -66,5 +66,5 @@ def main() -> NoReturn:
 
 
 def _exit_code(error: errors.RolloutsError | store_errors.StoreError) -> int:
-    usage = (errors.UsageError, store_errors.StoreUnusable, store_errors.Conflict)
+    usage = (errors.UsageError, store_errors.StoreUnusable, store_errors.NeverReached, store_errors.Conflict)
     return _USAGE if isinstance(error, usage) else _WRONG
