@@ -71,6 +71,13 @@ MUTATIONS = (
         GUARDS + "test_an_open_sandbox_keeps_a_rollout_from_being_released",
     ),
     Mutation(
+        "a claim that keeps the fence",
+        "store/leases.py",
+        "SET fence = rollouts.fence + 1,",
+        "SET fence = rollouts.fence + (rollouts.fence = 0),",
+        GUARDS + "test_a_claim_raises_the_fence",
+    ),
+    Mutation(
         "a heartbeat that renews other fences",
         "store/leases.py",
         "WHERE rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_owner = :worker\n    AND",
