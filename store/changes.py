@@ -61,16 +61,23 @@ def apply(connection: sa.Connection, dialect: Dialect, changes: Sequence[Change]
 
 def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]) -> list[Result]:
     """Apply changes of distinct rollouts, in the order of their ids (the lock order everywhere)."""
-    source = _states(connection, dialect, [c.lease.rollout_id for c in changes])
-    moves = [c for c in changes if c.trigger is not None]
-    notes = [c for c in changes if c.trigger is None]
+    kinds = {
+        "move": [c for c in changes if c.trigger is not None],
+        "note": [c for c in changes if c.trigger is None],
+    }
+    if all(kinds.values()) and dialect.name != "sqlite":
+        connection.execute(_statement(dialect, "lock"), {"items": _items(changes)})
     applied: dict[str, sa.Row[Any]] = {}
-    for guarded, statement in ((moves, _MOVE), (notes, _NOTE)):
+    for kind, guarded in kinds.items():
         if guarded:
-            done = connection.execute(_guard(dialect, statement), {"items": _items(guarded)})
-            applied |= {row.id: row for row in done.fetchall()}
+            items = _items(guarded)
+            done = connection.execute(_statement(dialect, kind), {"items": items}).fetchall()
+            applied |= {row.id: row for row in done}
+            if kind == "move" and done and dialect.name == "sqlite":
+                if len(done) < len(guarded):
+                    items = _items([c for c in guarded if c.lease.rollout_id in applied])
+                connection.execute(_statement(dialect, "log"), {"items": items})
     made = [c for c in changes if c.lease.rollout_id in applied]
-    _log(connection, dialect, [c for c in made if c.trigger is not None], source, applied)
     evidence.apply_all(
         connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
     )
@@ -83,20 +90,9 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
     ]
 
 
-def _states(connection: sa.Connection, dialect: Dialect, ids: list[str]) -> dict[str, str]:
-    wanted = {"items": rows.canonical_json([{"i": i} for i in ids])}
-    return {row.id: row.state for row in connection.execute(_lock(dialect), wanted).fetchall()}
-
-
-@cache
-def _lock(dialect: Dialect) -> sa.TextClause:
-    found = f"SELECT r.id, r.state FROM {dialect.rows_of({'i': str})} JOIN rollouts r ON r.id = item.i ORDER BY r.id"
-    return sa.text(found + ("" if dialect.name == "sqlite" else " FOR UPDATE OF r"))
-
-
 _ITEM = {
     "i": str, "v": int, "f": int, "t": str, "c": int, "fc": str, "fm": str, "gb": int, "delay": int,
-    "crash": int, "infra": int, "grade": int,
+    "crash": int, "infra": int, "grade": int, "actor": str, "op": str, "payload": str,
 }  # fmt: skip
 
 _SPENT = """crash_count = rollouts.crash_count + item.crash, infra_count = rollouts.infra_count + item.infra,
@@ -133,11 +129,40 @@ _NOTE = f"""UPDATE rollouts SET updated_at = {{now}},
 """The guard of evidence without a transition."""
 
 
+_LOG = "INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload) SELECT "
+_LOG_SQLITE = (
+    _LOG + "item.i, r.version, coalesce((SELECT t.dst FROM transitions AS t WHERE t.rollout_id = item.i"
+    " AND t.seq = item.v), 'created'), item.t, r.state, item.f, item.actor, item.op, r.updated_at, item.payload"
+    " FROM {rows} CROSS JOIN rollouts AS r WHERE r.id = item.i"
+)
+"""For the moves that were made. RETURNING cannot name the edge's source here: it is where the move before led to."""
+_LOG_POSTGRESQL = _LOG + "id, version, src, t, state, f, actor, op, now, CAST(payload AS jsonb) FROM done"
+_LOCKED = "SELECT r.id FROM {rows} JOIN rollouts AS r ON r.id = item.i ORDER BY r.id FOR UPDATE OF r"
+
+
 @cache
-def _guard(dialect: Dialect, statement: str) -> sa.TextClause:
-    text = statement.format(now=dialect.now_sql, rows=dialect.rows_of(_ITEM))
+def _statement(dialect: Dialect, kind: str) -> sa.TextClause:
+    """Return `move`, `note`, `log` or `lock`, made once.
+
+    On PostgreSQL a move is one round trip: it locks in the order of ids, changes, and logs; `lock` takes the rows of
+    both kinds first where a batch has both.
+    """
+    item = dialect.rows_of(_ITEM)
+    changed = _MOVE if kind == "move" else _NOTE
+    if dialect.name == "sqlite":
+        return sa.text((_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item))
+    if kind == "lock":
+        return sa.text(_LOCKED.format(rows=item))
+    returned = "RETURNING rollouts.id" + (
+        ", e.src, item.t, item.f, item.actor, item.op, item.payload" if kind == "move" else ""
+    )
+    changed = changed.format(now=dialect.now_sql, rows="item JOIN locked ON locked.id = item.i")
     return sa.text(
-        text if dialect.name == "sqlite" else text.replace("RETURNING id", "RETURNING rollouts.id")
+        f"WITH item AS MATERIALIZED (SELECT * FROM {item}),"
+        f" locked AS MATERIALIZED ({_LOCKED.format(rows='item')}),"
+        f" done AS ({changed.replace('RETURNING id', returned)})"
+        + (f", logged AS ({_LOG_POSTGRESQL})" if kind == "move" else "")
+        + " SELECT id, version, state, now FROM done"
     )
 
 
@@ -159,42 +184,10 @@ def _item(change: Change) -> dict[str, Any]:
         "gb": int(back is not None),
         "delay": back.delay_ms if back is not None else 0,
         **{budget: spent.count(budget) for budget in ("crash", "infra", "grade")},
+        "actor": change.actor,
+        "op": change.op_id,
+        "payload": rows.canonical_json(change.payload),
     }
-
-
-_LOGGED = {
-    "i": str, "n": int, "src": str, "t": str, "dst": str, "f": int, "actor": str, "op": str, "at": int, "payload": str,
-}  # fmt: skip
-
-
-@cache
-def _insert_log(dialect: Dialect) -> sa.TextClause:
-    return sa.text(
-        "INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload)"
-        " SELECT item.i, item.n, item.src, item.t, item.dst, item.f, item.actor, item.op, item.at,"
-        f" {dialect.json_of('item.payload')} FROM {dialect.rows_of(_LOGGED)}"
-    )
-
-
-def _log(
-    connection: sa.Connection,
-    dialect: Dialect,
-    moves: list[Change],
-    source: dict[str, str],
-    applied: dict[str, sa.Row[Any]],
-) -> None:
-    if not moves:
-        return
-    logged = [
-        {
-            "i": done.id, "n": done.version, "src": source[done.id], "t": move.trigger, "dst": done.state,
-            "f": move.lease.fence, "actor": move.actor, "op": move.op_id, "at": done.now,
-            "payload": rows.canonical_json(move.payload),
-        }
-        for move in moves
-        for done in (applied[move.lease.rollout_id],)
-    ]  # fmt: skip
-    connection.execute(_insert_log(dialect), {"items": rows.canonical_json(logged)})
 
 
 _END = (

@@ -52,10 +52,6 @@ class Dialect:
         typed = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in columns.items())
         return f"jsonb_to_recordset(CAST(:items AS jsonb)) AS item({typed})"
 
-    def json_of(self, text: str) -> str:
-        """Return the expression that stores a JSON text in a JSON column."""
-        return text if self.name == "sqlite" else f"CAST({text} AS jsonb)"
-
     @property
     def lock_rows(self) -> str:
         """Return what a SELECT of rows about to change ends with (SQLite's transaction holds the only lock already)."""
