@@ -72,6 +72,7 @@ def check_killed(mutation: Mutation, copy: Path) -> None:
     sys.stdout.write(f"{mutation.name:58s} {mutation.killer.rsplit('::', 1)[1]}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.name in SMOKE], ids=lambda m: m.name)
 def test_a_guard_that_is_gone_is_noticed(mutation: Mutation, copy: Path):
     check_killed(mutation, copy)

@@ -358,10 +358,12 @@ def play(bench: Bench, *, examples: int, steps: int, known: bool) -> None:
         sys.stdout.write(f"{number:7d} {what}\n")
 
 
+@pytest.mark.slow
 def test_sqlite_and_the_model_agree(bench_of):
     play(bench_of("sqlite"), examples=20, steps=30, known=True)
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_postgresql_and_the_model_agree(bench_of):
     play(bench_of("postgresql"), examples=8, steps=30, known=True)
