@@ -101,8 +101,9 @@ async def _resume_s(store: Store) -> float:
 
 
 async def measure(folder: Path, finished: tuple[int, int], rounds: int) -> dict[str, list[float]]:
-    """Return seconds per claim and per scan beside few and many finished rollouts, a value per round, interleaved;
-    and of resuming a thousand crashed ones beside the many.
+    """Return seconds per claim and per scan beside few and many finished rollouts, a value per round, interleaved.
+
+    `resume` is what claiming a thousand crashed ones takes beside the many.
     """
     paths = [folder / f"finished-{count}.db" for count in finished]
     for path, count in zip(paths, finished, strict=True):

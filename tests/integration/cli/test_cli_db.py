@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator import states
 from store import engine, errors, place, revisions, soundness
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tests.integration.cli.conftest import Command
 
 HEAD = revisions.newest()
+EDGES = {(src.value, trigger, dst.value) for (src, trigger), dst in states.EDGES.items()}
 
 
 def migrated(path: Path, revision: str) -> None:
@@ -131,24 +133,22 @@ def folder(path: Path) -> None:
     path.mkdir(parents=True)
 
 
-BAD = {
-    newer: f"at schema 9999, newer than this program's {HEAD}",
-    no_database: "is not a SQLite database",
-    truncated: "malformed",
-    folder: "is a folder",
-}
-
-
-@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
-def test_a_bad_database_is_told_in_one_message_and_left_alone(command: Command, make: Callable[[Path], None]):
-    make(command.database)
-    before = command.database.read_bytes() if command.database.is_file() else None
-    assert BAD[make] in told_in_one_message(command("db", "upgrade"), 2)
-    if make is truncated:
-        run = ("run", command.offline, "--model", command.replay, *command.python)
-        assert BAD[make] in command(*run).stderr
-    after = command.database.read_bytes() if command.database.is_file() else None
-    assert after == before
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (newer, f"at schema 9999, newer than this program's {HEAD}"),
+        (no_database, "is not a SQLite database"),
+        (truncated, "malformed"),
+        (folder, "is a folder"),
+    ],
+)
+def test_a_bad_database_is_refused_and_left_alone(tmp_path: Path, make: Callable[[Path], None], why: str):
+    database = tmp_path / "logs" / "rollouts.db"
+    make(database)
+    before = database.read_bytes() if database.is_file() else None
+    with pytest.raises(errors.StoreUnusable, match=why):
+        soundness.bring_forward(f"sqlite:///{database}", EDGES, store_uuid="u")
+    assert (database.read_bytes() if database.is_file() else None) == before
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,23 @@ def test_a_bad_database_is_told_in_one_message_and_left_alone(command: Command, 
         ("sqlite:///:memory:", "in-memory"),
         ("sqlite:////proc/nowhere/x.db", "folder"),
         ("postgresql://:::", "not a database URL"),
+        ("not a url", "not a database URL"),
     ],
 )
-def test_an_unusable_url_is_told_in_one_message(command: Command, url: str, why: str):
-    assert why in told_in_one_message(command("db", "upgrade", "--db", url), 2)
+def test_an_unusable_url_is_refused(url: str, why: str):
+    with pytest.raises(errors.StoreUnusable, match=why):
+        soundness.bring_forward(url, EDGES, store_uuid="u")
+
+
+def test_a_run_on_a_bad_database_ends_with_one_message_before_it_began(command: Command):
+    truncated(command.database)
+    before = command.database.read_bytes()
+    assert "malformed" in told_in_one_message(command("db", "upgrade"), 2)
+    ran = command("run", command.offline, "--model", command.replay, *command.python)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (2, False)
+    assert ran.stderr.count("error: ") == 1
+    assert "malformed" in ran.stderr
+    assert command.database.read_bytes() == before
 
 
 @pytest.mark.postgres

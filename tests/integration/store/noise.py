@@ -19,6 +19,9 @@ from store.rollouts import Store
 
 EDGES = {(src.value, trigger, dst.value) for (src, trigger), dst in states.EDGES.items()}
 
+_PAUSE_S = 0.01
+"""Leaves the machine to the tests for half of the time."""
+
 
 def _new() -> rows.NewRollout:
     name = uuid.uuid4().hex
@@ -68,6 +71,7 @@ async def main() -> None:
         while not end.done():
             refused += await _round(store)
             rounds += 1
+            await asyncio.sleep(_PAUSE_S)
         await store.close()
         await _answer(json.dumps({"rounds": rounds, "refused": refused}))
 
