@@ -34,7 +34,7 @@ BATCH = 512
 CAPACITY = 8192
 """Writes that may wait; beyond it callers wait for room."""
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-_CLOSING_PATIENCE_S = 2.0
+_CLOSING_PATIENCE_S = 1.5
 _SAY_EVERY_S = 30.0
 
 
@@ -112,6 +112,7 @@ class Writer:
         self._in_flight: list[list[_Item]] = []
         """Groups that each share a transaction, the one being committed first; a new thread goes on here."""
         self._batch_no = 0
+        self._mark_sql = dialect.driver_sql(_MARK)
         self._settled = 0
         self._computed: tuple[list[_Item], list[object]] | None = None
         """The last batch that reached its COMMIT, with its results: durable or not is read from the mark."""
@@ -282,7 +283,7 @@ class Writer:
         self._batch_no += 1
         with self._ticket(), self._engine.connect() as connection, connection.begin():
             results = self._execute(connection, items)
-            connection.execute(_MARK, {"of": self._worker_id, "number": self._batch_no})
+            connection.exec_driver_sql(self._mark_sql, {"of": self._worker_id, "number": self._batch_no})
             for item in items:
                 failpoints.hit(f"{item.name}.before_commit")
             self._computed = (items, results)
@@ -313,8 +314,4 @@ class Writer:
             return 0 if found is None else int(found)
 
 
-_MARK = (
-    sa.update(workers)
-    .where(workers.c.worker_id == sa.bindparam("of"))
-    .values(last_batch=sa.bindparam("number"))
-)
+_MARK = "UPDATE workers SET last_batch = :number WHERE worker_id = :of"

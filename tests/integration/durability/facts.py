@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import sqlalchemy as sa
@@ -53,13 +54,21 @@ def _owner(table: sa.Table) -> sa.ColumnElement[str]:
     return found
 
 
-def about(whole: Dump, prefix: str) -> Dump:
-    """Return what of a dump belongs to the rollouts whose name begins so."""
-    columns = {table.name: _owner(table).key for table in TABLES}
-    return {
-        name: [row for row in found if str(row[str(columns[name])]).startswith(prefix)]
-        for name, found in whole.items()
-    }
+class ByOwner:
+    """A dump divided by whose each row is: names are told apart by their first `width` characters."""
+
+    def __init__(self, whole: Dump, width: int) -> None:
+        self._width = width
+        self._parts: dict[str, Dump] = {}
+        for table in TABLES:
+            column = str(_owner(table).key)
+            for row in whole[table.name]:
+                part = self._parts.setdefault(row[column][:width], {t.name: [] for t in TABLES})
+                part[table.name].append(row)
+
+    def about(self, name: str) -> Dump:
+        """Return what belongs to the rollout of this name and to what was made beside it."""
+        return self._parts.get(name[: self._width], {table.name: [] for table in TABLES})
 
 
 def plain(part: Dump, prefix: str) -> Dump:
@@ -87,6 +96,7 @@ def violations(whole: Dump, *, evidence: bool = True) -> list[str]:
     """Return what contradicts the protocol: version, log and state disagree, or (`evidence`) a fact lacks its move."""
     found: list[str] = []
     log: dict[str, list[dict[str, Any]]] = {}
+    counted = {table: Counter(r["rollout_id"] for r in whole[table]) for table in _EVIDENCE.values()}
     for move in whole["transitions"]:
         log.setdefault(move["rollout_id"], []).append(move)
     for row in whole["rollouts"]:
@@ -94,7 +104,7 @@ def violations(whole: Dump, *, evidence: bool = True) -> list[str]:
         found += [f"{row['id']}: {what}" for what in _of_rollout(row, mine)]
         for trigger, table in _EVIDENCE.items() if evidence else ():
             moves = sum(move["trig"] == trigger for move in mine)
-            stored = sum(r["rollout_id"] == row["id"] for r in whole[table])
+            stored = counted[table][row["id"]]
             if moves != stored:
                 found.append(f"{row['id']}: {moves} moves {trigger}, {stored} rows of {table}")
     return found

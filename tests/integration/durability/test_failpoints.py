@@ -23,6 +23,8 @@ STATES = tuple(operations.WAY)
 OF_THE_OWNER = {"heartbeat": "lost", "reacquire": "False"}
 """Writes that ask who they come from: another process gets this answer and changes nothing."""
 AT_ONCE = 4
+WIDTH = 6
+"""Of the names of cases and twins."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"case{self.number:05d}"
+        return f"c{self.number:05d}"
 
     @property
     def point(self) -> str:
@@ -54,16 +56,8 @@ CASES = [
 ]
 
 
-def a_third(shift: int) -> list[Case]:
-    """Return a third of the cases in which every point and every pair of write and state is met."""
-    return [
-        case
-        for case in CASES
-        if (STATES.index(case.state) + failpoints.WRITES.index(case.write) + failpoints.PHASES.index(case.phase) + shift) % 3 == 0
-    ]  # fmt: skip
-
-
 def one_of_each_point(shift: int) -> list[Case]:
+    """Return every point with one state each; seven shifts make up all cases."""
     return [
         case
         for case in CASES
@@ -71,31 +65,26 @@ def one_of_each_point(shift: int) -> list[Case]:
     ]  # fmt: skip
 
 
-def chosen(database: Database, shift: int) -> list[Case]:
-    """Return what the short lane runs: a third on SQLite, on PostgreSQL one state of each point."""
-    return a_third(shift) if database.is_sqlite else one_of_each_point(shift)
-
-
 class Twins:
     """The same writes undisturbed: what the tables hold before, after one and after two of them."""
 
     def __init__(self, cases: Iterable[Case]) -> None:
         pairs = sorted({(case.state, case.write) for case in cases if case.write in operations.WRITES})
-        self.names = {pair: f"twin{number:05d}" for number, pair in enumerate(pairs)}
-        self.dumps: list[Dump] = []
+        self.names = {pair: f"t{number:05d}" for number, pair in enumerate(pairs)}
+        self.dumps: list[facts.ByOwner] = []
         self.answers: list[dict[tuple[str, str], str]] = []
 
     def observe(self, child: Child, url: str) -> None:
         assert child.hear() == "taken"
-        self.dumps.append(facts.dump(url))
+        self.dumps.append(facts.ByOwner(facts.dump(url), WIDTH))
         for _ in range(2):
             child.say("go")
             self.answers.append(dict(zip(self.names, child.hear(), strict=True)))
-            self.dumps.append(facts.dump(url))
+            self.dumps.append(facts.ByOwner(facts.dump(url), WIDTH))
 
     def after(self, case: Case, writes: int) -> Dump:
         name = self.names[case.state, case.write]
-        return facts.plain(facts.about(self.dumps[writes], name), name)
+        return facts.plain(self.dumps[writes].about(name), name)
 
     def answer(self, case: Case, nth: int) -> str:
         return self.answers[nth - 1][case.state, case.write]
@@ -147,10 +136,10 @@ def await_dead_backends(database: Database) -> None:
         time.sleep(0.01)
 
 
-def check_death(case: Case, twins: Twins, dumps: list[Dump], answer: str) -> None:
+def check_death(case: Case, twins: Twins, dumps: list[facts.ByOwner], answer: str) -> None:
     """All of the write is there or nothing of it; the repeated write ends where two or one undisturbed ones do."""
     happened = int(case.phase == "after_commit")
-    found, again = (facts.plain(facts.about(d, case.name), case.name) for d in dumps)
+    found, again = (facts.plain(d.about(case.name), case.name) for d in dumps)
     if case.write not in operations.WRITES:
         assert found == again
         return
@@ -183,8 +172,9 @@ def check_all(forks: ForkServer, database: Database, cases: list[Case]) -> None:
     answers = dict(zip((case.name for case in repeated), child.hear(), strict=True))
     dumps.append(facts.dump(url))
     assert facts.violations(dumps[1]) == []
+    parts = [facts.ByOwner(d, WIDTH) for d in dumps]
     for case in cases:
-        check_death(case, twins, dumps, answers.get(case.name, ""))
+        check_death(case, twins, parts, answers.get(case.name, ""))
     check_workers(database, cases, said)
     child.say("claim")
     claimed = child.hear()
@@ -208,7 +198,7 @@ def check_recovered(before: Dump, after: Dump, claimed: list[str]) -> None:
 def test_a_process_that_dies_at_a_failpoint_leaves_all_of_its_write_or_nothing(
     forks: ForkServer, database: Database
 ):
-    check_all(forks, database, chosen(database, shift=1))
+    check_all(forks, database, one_of_each_point(0 if database.is_sqlite else 3))
 
 
 @pytest.mark.long
@@ -229,7 +219,7 @@ def breaks(cases: list[Case]) -> Iterator[tuple[Case, bool]]:
 
 @pytest.mark.databases("sqlite", "postgresql")
 def test_a_write_that_breaks_at_a_failpoint_is_told_or_made_once(forks: ForkServer, database: Database):
-    broken = list(breaks(chosen(database, shift=2)))
+    broken = list(breaks(one_of_each_point(1 if database.is_sqlite else 5)))
     cases = [case for case, _ in broken]
     twins, leases = set_up(forks, database.url, cases)
     child = forks.start(
@@ -241,20 +231,22 @@ def test_a_write_that_breaks_at_a_failpoint_is_told_or_made_once(forks: ForkServ
     child.end()
     found = facts.dump(database.url)
     assert facts.violations(found) == []
+    parts = facts.ByOwner(found, WIDTH)
     for (case, fatal), answer in zip(broken, answers, strict=True):
         refused = case.phase == "before_commit" and not fatal
         expected = f"raised {case.point}" if refused else twins.answer(case, 1)
         assert answer == expected, (case, fatal)
-        now = facts.plain(facts.about(found, case.name), case.name)
+        now = facts.plain(parts.about(case.name), case.name)
         assert not facts.difference(now, twins.after(case, 0 if refused else 1)), (case, fatal)
 
 
-def test_every_third_meets_every_point_and_all_thirds_meet_every_case():
+def test_the_short_lane_meets_every_point_and_the_long_one_every_point_in_every_state():
     assert {case.point for case in CASES} | set(failpoints.PLACES) == failpoints.POINTS
-    for shift in range(3):
-        assert {case.point for case in a_third(shift)} == {case.point for case in CASES}
-    assert {case.point for case in one_of_each_point(0)} == {case.point for case in CASES}
-    assert sorted(c.number for shift in range(3) for c in a_third(shift)) == [c.number for c in CASES]
+    assert len({(case.point, case.state) for case in CASES}) == len(CASES)
+    parts = [one_of_each_point(shift) for shift in range(len(STATES))]
+    for part in parts:
+        assert sorted(case.point for case in part) == sorted({case.point for case in CASES})
+    assert sorted(case.number for part in parts for case in part) == [case.number for case in CASES]
 
 
 def test_a_point_that_is_not_declared_is_refused():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.integration.durability.forking import Child, ForkServer
 
 WIDTH = 12
-MOST_ACKS = 250
+MOST_ACKS = 150
 Ack = list[Any]
 
 
