@@ -93,6 +93,7 @@ def test_rows_without_their_parents_and_damaged_pages_are_found(tmp_path: Path):
     assert any("the file is damaged" in complaint for complaint in soundness.complaints(url))
 
 
+@pytest.mark.long
 @pytest.mark.databases("postgresql")
 def test_db_works_on_postgresql(command: Command, database: Database):
     url = database.beside("empty")
@@ -182,16 +183,21 @@ def test_a_wrong_address_user_or_database_of_postgresql_is_told_without_the_pass
     command: Command, postgres_server: PostgresServer
 ):
     right = postgres_server.url("postgres")
-    wrong = {
-        "postgresql://rollouts:hunter2@127.0.0.1:9/rollouts": "refused",
-        "postgresql://rollouts:hunter2@no-such-host.invalid/rollouts": "host",
-        right.replace("/postgres?", "/nowhere?").replace("postgres@", "postgres:hunter2@"): "nowhere",
-        right.replace("postgres@", "nobody:hunter2@"): "nobody",
-    }
-    for url, why in wrong.items():
-        ran = command(*(["list"] if why == "nowhere" else ["db", "upgrade"]), "--db", url)
+    nowhere = right.replace("/postgres?", "/nowhere?").replace("postgres@", "postgres:hunter2@")
+    for words, url, why in (
+        (["db", "upgrade"], "postgresql://rollouts:hunter2@127.0.0.1:9/rollouts", "refused"),
+        (["list"], nowhere, "nowhere"),
+    ):
+        ran = command(*words, "--db", url)
         assert why in told_in_one_message(ran, 2)
         assert "hunter2" not in ran.stderr + ran.stdout
+    for url in (
+        "postgresql://rollouts:hunter2@no-such-host.invalid/rollouts",
+        right.replace("postgres@", "nobody:hunter2@"),
+    ):
+        with pytest.raises(errors.NeverReached, match=r"no-such-host|nobody") as refused:
+            soundness.bring_forward(url, EDGES, store_uuid="u")
+        assert "hunter2" not in f"{refused.value}{refused.value.hint}"
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path):

@@ -40,7 +40,7 @@ def opened_at_once(database: Database, processes: int) -> None:
     assert soundness.complaints(url) == []
 
 
-@pytest.mark.databases("sqlite", "postgresql")
+@pytest.mark.databases("sqlite")
 def test_eight_processes_may_open_an_empty_store_at_once(database: Database):
     opened_at_once(database, 8)
 

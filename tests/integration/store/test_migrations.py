@@ -34,7 +34,8 @@ def writing(url: str) -> Iterator[sa.Connection]:
 
 def insert(connection: sa.Connection, table: str, **columns: Any) -> None:
     """Insert a row into a table as it was at that revision."""
-    there = sa.Table(table, sa.MetaData(), autoload_with=connection)
+    reflected = connection.info.setdefault("reflected", sa.MetaData())
+    there = sa.Table(table, reflected, autoload_with=connection)
     connection.execute(sa.insert(there), columns)
 
 
@@ -248,7 +249,6 @@ def shape(connection: sa.Connection) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_whatever_somebody_took_away_is_missed(database: Database, harm: str, complaint: str):
-    assert soundness.complaints(database.url) == []
     for statement in harm.format(on="" if database.is_sqlite else " ON rewards").split("; "):
         database.ask(statement)
     assert soundness.complaints(database.url) == [complaint]
