@@ -66,17 +66,17 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
         "note": [c for c in changes if c.trigger is None],
     }
     if all(kinds.values()) and dialect.name != "sqlite":
-        connection.execute(_statement(dialect, "lock"), {"items": _items(changes)})
+        connection.exec_driver_sql(_statement(dialect, "lock"), {"items": _items(changes)})
     applied: dict[str, sa.Row[Any]] = {}
     for kind, guarded in kinds.items():
         if guarded:
             items = _items(guarded)
-            done = connection.execute(_statement(dialect, kind), {"items": items}).fetchall()
+            done = connection.exec_driver_sql(_statement(dialect, kind), {"items": items}).fetchall()
             applied |= {row.id: row for row in done}
             if kind == "move" and done and dialect.name == "sqlite":
                 if len(done) < len(guarded):
                     items = _items([c for c in guarded if c.lease.rollout_id in applied])
-                connection.execute(_statement(dialect, "log"), {"items": items})
+                connection.exec_driver_sql(_statement(dialect, "log"), {"items": items})
     made = [c for c in changes if c.lease.rollout_id in applied]
     evidence.apply_all(
         connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
@@ -141,7 +141,7 @@ _LOCKED = "SELECT r.id FROM {rows} JOIN rollouts AS r ON r.id = item.i ORDER BY 
 
 
 @cache
-def _statement(dialect: Dialect, kind: str) -> sa.TextClause:
+def _statement(dialect: Dialect, kind: str) -> str:
     """Return `move`, `note`, `log` or `lock`, made once.
 
     On PostgreSQL a move is one round trip: it locks in the order of ids, changes, and logs; `lock` takes the rows of
@@ -150,14 +150,16 @@ def _statement(dialect: Dialect, kind: str) -> sa.TextClause:
     item = dialect.rows_of(_ITEM)
     changed = _MOVE if kind == "move" else _NOTE
     if dialect.name == "sqlite":
-        return sa.text((_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item))
+        return dialect.driver_sql(
+            (_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item)
+        )
     if kind == "lock":
-        return sa.text(_LOCKED.format(rows=item))
+        return dialect.driver_sql(_LOCKED.format(rows=item))
     returned = "RETURNING rollouts.id" + (
         ", e.src, item.t, item.f, item.actor, item.op, item.payload" if kind == "move" else ""
     )
     changed = changed.format(now=dialect.now_sql, rows="item JOIN locked ON locked.id = item.i")
-    return sa.text(
+    return dialect.driver_sql(
         f"WITH item AS MATERIALIZED (SELECT * FROM {item}),"
         f" locked AS MATERIALIZED ({_LOCKED.format(rows='item')}),"
         f" done AS ({changed.replace('RETURNING id', returned)})"
