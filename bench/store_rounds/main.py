@@ -113,11 +113,11 @@ def history(folder: Path, rounds: int, seconds: float) -> list[Gate]:
                 detail=detail,
             )
         )
+    resumed = f"resume of {long_history.CRASHED} crashed, s"
+    shown = {"plan": plan, resumed: round(statistics.median(times["resume"]), 3)}
     used = float("INDEX ix_rollouts_live" in plan)
     found.append(
-        Gate(
-            gate="store.claim_uses_live_index", value=used, op="==", target=1, rounds=1, detail={"plan": plan}
-        )
+        Gate(gate="store.claim_uses_live_index", value=used, op="==", target=1, rounds=1, detail=shown)
     )
     return found
 
