@@ -111,6 +111,7 @@ class ForkServer:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
+        self._children: list[Child] = []
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.durability.scenarios", str(theirs.fileno())],
@@ -125,6 +126,7 @@ class ForkServer:
             socket.send_fds(self._control, [scenario.encode()], [theirs.fileno()])
         pid = int(self._control.recv(64))
         child = Child(ours, pid, self)
+        self._children.append(child)
         child.say(arguments)
         return child
 
@@ -133,6 +135,8 @@ class ForkServer:
         return int(self._control.recv(64))
 
     def close(self) -> None:
+        for child in self._children:
+            child.close()
         self._control.close()
         self._process.wait(timeout=_PATIENCE_S)
 

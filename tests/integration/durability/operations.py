@@ -81,12 +81,18 @@ def call(number: int = 0) -> rows.LlmCallRow:
     return rows.LlmCallRow(kind="turn", outcome="ok", request_sha256=f"request-{number}")
 
 
-def evidence(trigger: str, rollout_id: str) -> list[rows.Row]:
+def box(lease: rows.Lease) -> str:
+    """Return the key of the sandbox that the owner works in: another owner makes another."""
+    return f"{lease.rollout_id}-box{lease.fence}"
+
+
+def evidence(trigger: str, lease: rows.Lease) -> list[rows.Row]:
     """Return the rows that ride on a move, as the driver sends them."""
+    rollout_id = lease.rollout_id
     if trigger == "provision":
-        return [rows.SandboxLive(key=f"{rollout_id}-box", provider_ids=["id"], isolation="bwrap")]
+        return [rows.SandboxLive(key=box(lease), provider_ids=["id"], isolation="bwrap")]
     if trigger == "take_patch":
-        return [patch(), rows.SandboxReleasing(key=f"{rollout_id}-box")]
+        return [patch(), rows.SandboxReleasing(key=box(lease))]
     if trigger == "grade":
         return [grade(rollout_id), reward(rollout_id)]
     if trigger in ("restart", "fail"):
@@ -100,14 +106,14 @@ async def move(store: Store, lease: rows.Lease, trigger: str, op: str = "") -> r
         trigger,
         op_id=op or f"{lease.rollout_id}-{lease.version}-{trigger}",
         payload={"by": trigger},
-        extra=evidence(trigger, lease.rollout_id),
+        extra=evidence(trigger, lease),
         failure=("internal", "boom") if trigger == "fail" else None,
     )
 
 
 async def close_boxes(store: Store, rollout_id: str) -> None:
-    for box in ("box", "old"):
-        await store.close_sandbox(f"{rollout_id}-{box}", "gone")
+    for name in ("box1", "box2", "old"):
+        await store.close_sandbox(f"{rollout_id}-{name}", "gone")
 
 
 async def bring(store: Store, lease: rows.Lease, state: str) -> rows.Lease:
@@ -118,7 +124,7 @@ async def bring(store: Store, lease: rows.Lease, state: str) -> rows.Lease:
     rollout_id = lease.rollout_id
     await store.declare_sandbox(intent(f"{rollout_id}-control", create_timeout_s=-1))
     await store.record(lease, [intent(f"{rollout_id}-old"), rows.SandboxReleasing()])
-    await store.record(lease, [intent(f"{rollout_id}-box")])
+    await store.record(lease, [intent(box(lease))])
     for trigger in WAY[state]:
         if trigger == "take_patch":
             await store.record(lease, [rows.StepRow(name="turn-1", output={"messages": []}), call()])
@@ -177,7 +183,7 @@ def validation(digest: str) -> rows.ValidationRow:
 
 WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
     "submit": lambda s, lease: s.submit([new_rollout(f"{lease.rollout_id}-new")]),
-    "claim": lambda s, lease: s.claim(limit=1, ids=[lease.rollout_id], ttl_s=60),
+    "claim": lambda s, lease: s.claim(limit=1, ids=[lease.rollout_id], ttl_s=3600),
     "heartbeat": _beat,
     "reacquire": lambda s, lease: s.reacquire(lease),
     "request_cancel": lambda s, lease: s.request_cancel(lease.rollout_id),

@@ -67,6 +67,8 @@ async def take(store: Store, write: str, lease: rows.Lease, state: str) -> rows.
         return lease
     (taken,) = await store.claim(limit=1, ids=[lease.rollout_id], ttl_s=SETUP_TTL_S)
     await store.record(taken, [rows.StepRow(name="acknowledged", output={})])
+    if state == "created":
+        await store.record(taken, [operations.intent(operations.box(taken))])
     if write == "transition.release":
         await operations.close_boxes(store, lease.rollout_id)
     return taken
@@ -162,10 +164,10 @@ async def one(store: Store, link: Link, rollout_id: str) -> None:
     link.say(["submit", rollout_id])
     (lease,) = await store.claim(limit=1, ids=[rollout_id])
     link.say(["claim", rollout_id, lease.fence])
-    await store.record(lease, [operations.intent(f"{rollout_id}-box")])
+    await store.record(lease, [operations.intent(operations.box(lease))])
     for version, trigger in enumerate(operations.LINE):
         if trigger == "release":
-            await store.close_sandbox(f"{rollout_id}-box", "gone")
+            await store.close_sandbox(operations.box(lease), "gone")
         held = operations.lease_of(rollout_id, fence=lease.fence, version=version)
         moved = await operations.move(store, held, trigger)
         assert isinstance(moved, rows.Applied | rows.AlreadyApplied), (rollout_id, trigger, moved)

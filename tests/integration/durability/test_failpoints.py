@@ -82,6 +82,22 @@ class Twins:
             self.answers.append(dict(zip(self.names, child.hear(), strict=True)))
             self.dumps.append(facts.ByOwner(facts.dump(url), WIDTH))
 
+    def check(self) -> None:
+        """Every legal move was made by the first write and known again by the second; no other was ever made."""
+        for (state, write), first in self.answers[0].items():
+            if write.startswith("transition."):
+                legal = any(edge[:2] == (state, write.partition(".")[2]) for edge in operations.EDGES)
+                over = state in ("released", "failed")
+                second = self.answers[1][state, write]
+                expected = (
+                    ("Applied", "AlreadyApplied")
+                    if legal
+                    else ("Terminal",) * 2
+                    if over
+                    else ("IllegalTransition",) * 2
+                )
+                assert (first, second) == expected, (state, write)
+
     def after(self, case: Case, writes: int) -> Dump:
         name = self.names[case.state, case.write]
         return facts.plain(self.dumps[writes].about(name), name)
@@ -101,6 +117,7 @@ def set_up(forks: ForkServer, url: str, cases: list[Case]) -> tuple[Twins, dict[
     leases = child.hear()
     twins.observe(child, url)
     child.end()
+    twins.check()
     return twins, leases
 
 

@@ -31,7 +31,7 @@ TTL_S = 0.9
 async def claimed(store: Store, name: str, ttl_s: float | None = None) -> rows.Lease:
     await store.submit([operations.new_rollout(name)])
     (lease,) = await store.claim(limit=1, ids=[name], ttl_s=ttl_s)
-    await store.record(lease, [operations.intent(f"{name}-box")])
+    await store.record(lease, [operations.intent(operations.box(lease))])
     return lease
 
 

@@ -28,7 +28,7 @@ CLOSED_IN_S = 5.0
 async def begun(store: Store, name: str) -> rows.Lease:
     await store.submit([operations.new_rollout(name)])
     (lease,) = await store.claim(limit=1, ids=[name])
-    await store.record(lease, [operations.intent(f"{name}-box")])
+    await store.record(lease, [operations.intent(operations.box(lease))])
     return lease
 
 

@@ -298,11 +298,11 @@ async def test_what_is_written_about_boxes_of_no_rollout_reaches_no_box_of_a_rol
 ):
     await held(worker, ["z1"])
     before = facts.dump(database.url)
-    await worker.note_live_sandbox(rows.SandboxLive(key="z1-box", provider_ids=["other"], isolation="bwrap"))
-    await worker.give_up_sandbox("z1-box")
+    await worker.note_live_sandbox(rows.SandboxLive(key="z1-box1", provider_ids=["other"], isolation="bwrap"))
+    await worker.give_up_sandbox("z1-box1")
     assert await worker.give_up_abandoned(lambda _key: worker.worker.worker_id) == []
     with pytest.raises(sa.exc.IntegrityError):
-        await worker.declare_sandbox(operations.intent("z1-box"))
+        await worker.declare_sandbox(operations.intent("z1-box1"))
     assert facts.dump(database.url) == before
     assert await worker.give_up_abandoned(lambda _key: None) == [("z1-control", "here")]
     after = facts.dump(database.url)
