@@ -231,7 +231,7 @@ async def fork_in_batch(link: Link, url: str, rollout_id: str) -> None:
     await writing
 
 
-SCENARIOS = {
+SCENARIOS: dict[str, Any] = {
     f.__name__: f
     for f in (
         failpoint_setup,
@@ -246,4 +246,8 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    forking.serve(socket.socket(fileno=int(sys.argv[1])), SCENARIOS)
+    from tests.integration.durability import driving
+    from tests.integration.durability.scenarios import SCENARIOS as ALL
+
+    ALL["drive"] = driving.drive
+    forking.serve(socket.socket(fileno=int(sys.argv[1])), ALL)
