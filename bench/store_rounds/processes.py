@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
+import signal
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -13,7 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SYNC = re.compile(r"\bf(?:data)?sync\(")
-START_S = 300.0
+START_S = 90.0
+ANSWER_S = 180.0
+END_S = 60.0
+TRIES = 3
 
 
 class ContenderFailed(RuntimeError):
@@ -56,19 +63,19 @@ class Contender:
         delay_us: int = 0,
         cwd: Path | None = None,
     ) -> None:
-        traced = under_strace(log, delay_us) if log is not None else []
+        self._command = [*(under_strace(log, delay_us) if log is not None else []), *command]
         self._log = log
         self._words = words
+        self._cwd = cwd
         self._name = " ".join(command)
-        with words.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [*traced, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=cwd,
-                text=True,
-            )
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._words.open("wb") as errors:
+            return subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self._cwd,
+                text=True, start_new_session=True,
+            )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -76,15 +83,25 @@ class Contender:
     def __exit__(self, *_: object) -> None:
         _open(self._process.stdin).close()
         try:
-            self._process.wait(timeout=60)
+            self._process.wait(timeout=END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         _open(self._process.stdout).close()
 
+    def _kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def ready(self) -> None:
-        """Wait until the contender has prepared its database."""
-        self.answer()
+        """Wait until the contender has prepared its database; one that hangs, as strace at times does, starts again."""
+        for _ in range(TRIES):
+            if select.select([_open(self._process.stdout)], [], [], START_S)[0]:
+                self.answer()
+                return
+            print(f"{self._name}: did not start in {START_S:g} s; starting it again", file=sys.stderr)
+            self._kill()
+            self._process = self._start()
+        raise ContenderFailed(f"{self._name}: did not start")
 
     def round(self, seconds: float, tasks: int) -> Round:
         """Run one round with `tasks` concurrent callers."""
@@ -107,12 +124,13 @@ class Contender:
 
     def answer(self) -> dict[str, Any]:
         """Wait for what the contender says next."""
-        line = _open(self._process.stdout).readline()
+        said = _open(self._process.stdout)
+        line = said.readline() if select.select([said], [], [], ANSWER_S)[0] else "nothing"
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            said = self._words.read_text(errors="replace")[-2000:]
-            raise ContenderFailed(f"{self._name}: answered {line!r}\n{said}") from None
+            last = self._words.read_text(errors="replace")[-2000:]
+            raise ContenderFailed(f"{self._name}: answered {line!r}\n{last}") from None
         return answer
 
 
