@@ -92,7 +92,7 @@ def evidence(trigger: str, lease: rows.Lease) -> list[rows.Row]:
     if trigger == "provision":
         return [rows.SandboxLive(key=box(lease), provider_ids=["id"], isolation="bwrap")]
     if trigger == "take_patch":
-        return [patch(), rows.SandboxReleasing(key=box(lease))]
+        return [patch(), rows.SandboxReleasing()]
     if trigger == "grade":
         return [grade(rollout_id), reward(rollout_id)]
     if trigger in ("restart", "fail"):

@@ -234,9 +234,8 @@ def breaks(cases: list[Case]) -> Iterator[tuple[Case, bool]]:
             yield case, case.number % 2 == 0
 
 
-@pytest.mark.databases("sqlite", "postgresql")
-def test_a_write_that_breaks_at_a_failpoint_is_told_or_made_once(forks: ForkServer, database: Database):
-    broken = list(breaks(one_of_each_point(1 if database.is_sqlite else 5)))
+def check_breaks(forks: ForkServer, database: Database, wanted: list[Case]) -> None:
+    broken = list(breaks(wanted))
     cases = [case for case, _ in broken]
     twins, leases = set_up(forks, database.url, cases)
     child = forks.start(
@@ -255,6 +254,19 @@ def test_a_write_that_breaks_at_a_failpoint_is_told_or_made_once(forks: ForkServ
         assert answer == expected, (case, fatal)
         now = facts.plain(parts.about(case.name), case.name)
         assert not facts.difference(now, twins.after(case, 0 if refused else 1)), (case, fatal)
+
+
+def test_a_write_that_breaks_at_a_failpoint_is_told_or_made_once(forks: ForkServer, database: Database):
+    check_breaks(forks, database, one_of_each_point(1))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.databases("sqlite", "postgresql")
+def test_a_write_that_breaks_at_any_failpoint_in_any_state_is_told_or_made_once(
+    forks: ForkServer, database: Database
+):
+    check_breaks(forks, database, CASES)
 
 
 def test_the_short_lane_meets_every_point_and_the_long_one_every_point_in_every_state():

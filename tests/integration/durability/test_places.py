@@ -68,12 +68,6 @@ def check_end(ended: facts.Dump, died: facts.Dump) -> None:
         assert ended["llm_calls"] == died["llm_calls"]
 
 
-def test_a_worker_that_dies_with_a_new_sandbox_in_its_hands_leaks_nothing(
-    forks: ForkServer, database: Database, tmp_path: Path
-):
-    die_and_take_over(forks, database, tmp_path / "boxes", "sandbox.after_create", 1, CREATED)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("place", "passes", "state"), DEATHS)
 def test_a_worker_that_dies_beside_a_side_effect_is_followed_by_one_that_ends_the_rollout(
