@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -40,6 +40,15 @@ class Change:
     failure_msg: str | None = None
 
 
+class _Done(NamedTuple):
+    """What a guarded statement returns of a row it changed."""
+
+    id: str
+    version: int
+    state: str
+    now: int
+
+
 def apply(connection: sa.Connection, dialect: Dialect, changes: Sequence[Change]) -> list[Result]:
     """Make the changes in order, those of different rollouts together; return what came of each.
 
@@ -66,17 +75,19 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
         "note": [c for c in changes if c.trigger is None],
     }
     if all(kinds.values()) and dialect.name != "sqlite":
-        connection.exec_driver_sql(_statement(dialect, "lock"), {"items": _items(changes)})
-    applied: dict[str, sa.Row[Any]] = {}
+        dialect.run(connection, _statement(dialect, "lock"), {"items": _items(changes)})
+    applied: dict[str, _Done] = {}
     for kind, guarded in kinds.items():
         if guarded:
             items = _items(guarded)
-            done = connection.exec_driver_sql(_statement(dialect, kind), {"items": items}).fetchall()
+            done = [
+                _Done(*row) for row in dialect.run(connection, _statement(dialect, kind), {"items": items})
+            ]
             applied |= {row.id: row for row in done}
             if kind == "move" and done and dialect.name == "sqlite":
                 if len(done) < len(guarded):
                     items = _items([c for c in guarded if c.lease.rollout_id in applied])
-                connection.exec_driver_sql(_statement(dialect, "log"), {"items": items})
+                dialect.run(connection, _statement(dialect, "log"), {"items": items})
     made = [c for c in changes if c.lease.rollout_id in applied]
     evidence.apply_all(
         connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
@@ -204,7 +215,7 @@ _END = (
 )
 
 
-def _end_attempts(connection: sa.Connection, made: list[Change], applied: dict[str, sa.Row[Any]]) -> None:
+def _end_attempts(connection: sa.Connection, made: list[Change], applied: dict[str, _Done]) -> None:
     ended = []
     for change in made:
         done, back = applied[change.lease.rollout_id], change.give_back

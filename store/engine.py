@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from store import errors, place, revisions, schema
-from store.dialect import Dialect
+from store.dialect import Dialect, run_sqlite
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -92,7 +92,7 @@ def _sqlite_engine(url: sa.URL, busy_ms: int) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        run_sqlite(connection, "BEGIN IMMEDIATE", {})
 
     return engine
 

@@ -283,7 +283,7 @@ class Writer:
         self._batch_no += 1
         with self._ticket(), self._engine.connect() as connection, connection.begin():
             results = self._execute(connection, items)
-            connection.exec_driver_sql(self._mark_sql, {"of": self._worker_id, "number": self._batch_no})
+            self._dialect.run(connection, self._mark_sql, {"of": self._worker_id, "number": self._batch_no})
             for item in items:
                 failpoints.hit(f"{item.name}.before_commit")
             self._computed = (items, results)
