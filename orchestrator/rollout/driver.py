@@ -201,10 +201,14 @@ async def _give_back_or_fail(walk: Walk) -> None:
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Finish a last write although the caller is cancelled meanwhile, then let the cancellation through."""
+    """Finish a last write although the caller is cancelled meanwhile, then let the cancellation through.
+
+    A store that does not answer holds it up no longer than a clean-up may take; what it did is read by the next owner.
+    """
     task = asyncio.create_task(coroutine)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        await asyncio.wait([task], timeout=_CLEANUP_S)
+        task.cancel()
         raise

@@ -27,7 +27,7 @@ async def test_a_given_interpreter_brings_its_environment_and_its_base(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_sixteen_at_once_make_one_environment_with_pytest_and_little_else(tmp_path):
     try:
         found = await asyncio.gather(*(python_env.find(None, tmp_path) for _ in range(16)))
@@ -43,7 +43,7 @@ async def test_sixteen_at_once_make_one_environment_with_pytest_and_little_else(
     assert names == {"iniconfig", "packaging", "pip", "pluggy", "pygments", "pytest", "setuptools"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_without_a_package_index_the_error_says_what_to_do(tmp_path, monkeypatch):
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)

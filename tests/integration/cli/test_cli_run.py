@@ -84,7 +84,7 @@ def test_the_same_run_name_with_other_settings_is_a_conflict(
     assert "new run name" in other.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_without_a_name_a_finished_run_is_followed_by_the_next(command: Command):
     arguments = ("run", command.offline, "--model", command.replay, *command.python)
@@ -207,7 +207,7 @@ async def test_a_rollout_without_a_reward_makes_the_exit_code_1(command: Command
     ] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_a_finished_run_of_two_records_with_one_id_is_answered_from_the_store(command: Command):
     folder = command.folder / "tasks"
@@ -253,7 +253,9 @@ async def test_the_first_interrupt_lets_running_rollouts_finish_and_the_same_com
     assert command.query("select count(distinct run_id), max(attempts) from rollouts") == [["1", "1"]]
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=["SIGINT", "SIGTERM"]
+)
 async def test_the_second_interrupt_stops_at_once_and_gives_the_attempt_back(
     command: Command, second: signal.Signals
 ):
@@ -291,7 +293,7 @@ async def test_an_interrupt_ends_a_command_that_waits_for_a_database_somebody_ke
     assert process.returncode == 130
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_two_interrupts_end_a_run_whose_database_somebody_keeps(command: Command):
     async with slow(600.0, times=1) as server:
@@ -309,7 +311,7 @@ async def test_two_interrupts_end_a_run_whose_database_somebody_keeps(command: C
     assert process.returncode != 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_two_processes_started_at_the_same_moment_share_the_run(command: Command):
     async with slow(0.2) as server:

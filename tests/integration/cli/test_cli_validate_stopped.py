@@ -57,7 +57,7 @@ async def test_a_stopped_validation_removes_its_sandbox_with_proof(
     assert command.query(STATUS) == [["released", "1"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_a_killed_validation_leaves_is_removed_by_the_next_but_not_what_a_live_one_has(
     command: Command, slow_task: Path
 ):

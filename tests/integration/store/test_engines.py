@@ -131,7 +131,7 @@ async def test_a_process_holds_at_most_three_connections(
                 asyncio.to_thread(heartbeat.beat),
             )
             connected = postgres_server.connections(name)
-            assert {application for application, _ in connected} == {"rollouts"}
+            assert {application for application, _ in connected} <= {"rollouts", ""}  # "": new in the pool
             assert len(connected) <= 3
             seen |= {pid for _, pid in connected}
     assert len(seen) >= 2, "the connections were not seen"
