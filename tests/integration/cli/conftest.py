@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import venv
 from contextlib import closing
@@ -18,7 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.cli import warm
+
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,15 +54,7 @@ class Command:
         return {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning", **self.environ}
 
     def __call__(self, *arguments: str | Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "orchestrator", *map(str, arguments)],
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
+        return warm.run([*map(str, arguments)], cwd=self.folder, env=self.environment(), timeout_s=timeout_s)
 
     async def start(self, *arguments: str | Path) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
