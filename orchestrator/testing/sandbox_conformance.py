@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from typing import TYPE_CHECKING
 
 from orchestrator import errors
@@ -124,14 +125,16 @@ async def check_a_timeout_kills_everything_and_the_session_starts_anew(
 ) -> None:
     """Detached children die as well; directory and variables are as at the beginning."""
     async with _made(provider, new_spec()) as box:
+        nap = _nap(box)
         await _say(box, "cd / && export X=1")
         result = await box.shell(
-            "echo early; nohup sleep 301 >/dev/null 2>&1 & setsid -f sleep 301; sleep 301", timeout_s=_SHORT_S
+            f"echo early; nohup sleep {nap} >/dev/null 2>&1 & setsid -f sleep {nap}; sleep {nap}",
+            timeout_s=_SHORT_S,
         )
         _expect((result.exit_code, result.timed_out), (None, True), "result")
         _expect(result.output, b"early\n", "output of the command that ran out of time")
         _expect(await _say(box, "pwd; echo ${X-unset}"), f"{box.workdir}\nunset", "new session")
-        _expect(await _sleepers(box, 301), 0, "processes left")
+        _expect(await _sleepers(box), 0, "processes left")
 
 
 async def check_cancelling_kills_what_the_call_started(
@@ -140,7 +143,7 @@ async def check_cancelling_kills_what_the_call_started(
     """Promptly, for both kinds of calls, and the cancellation passes through."""
     async with _made(provider, new_spec()) as box:
         loop = asyncio.get_running_loop()
-        text = "setsid -f sleep 302; sleep 302"
+        text = f"setsid -f sleep {_nap(box)}; sleep {_nap(box)}"
         calls: list[Callable[[], Awaitable[CommandResult]]] = [
             lambda: box.shell(f"touch shell.began; {text}", timeout_s=_LONG_S),
             lambda: box.run(["bash", "-c", f"touch run.began; {text}"], timeout_s=_LONG_S),
@@ -154,22 +157,23 @@ async def check_cancelling_kills_what_the_call_started(
                 await task
             _require(task.cancelled(), "the cancellation was swallowed")
             _require(loop.time() - started < _PROMPT_S, "cancelling took too long")
-            _expect(await _sleepers(box, 302), 0, "processes left")
+            _expect(await _sleepers(box), 0, "processes left")
             await _say(box, "rm -f *.began")
 
 
 async def check_a_program_leaves_nothing_running(provider: SandboxProvider, new_spec: SpecFactory) -> None:
     """`run` returns its program's own exit code, and only when all it started is dead."""
     async with _made(provider, new_spec()) as box:
+        nap = _nap(box)
         result = await box.run(
-            ["bash", "-c", "setsid -f sleep 303; echo out; echo err >&2; exit 5"], timeout_s=_LONG_S
+            ["bash", "-c", f"setsid -f sleep {nap}; echo out; echo err >&2; exit 5"], timeout_s=_LONG_S
         )
         _expect((result.exit_code, result.timed_out), (5, False), "result")
         _expect(sorted(result.output.split()), [b"err", b"out"], "output")
-        _expect(await _sleepers(box, 303), 0, "processes left")
-        killed = await box.run(["bash", "-c", "setsid -f sleep 303; sleep 303"], timeout_s=_SHORT_S)
+        _expect(await _sleepers(box), 0, "processes left")
+        killed = await box.run(["bash", "-c", f"setsid -f sleep {nap}; sleep {nap}"], timeout_s=_SHORT_S)
         _expect((killed.exit_code, killed.timed_out), (None, True), "result of a program over its time")
-        _expect(await _sleepers(box, 303), 0, "processes left after the timeout")
+        _expect(await _sleepers(box), 0, "processes left after the timeout")
 
 
 async def check_arguments_and_variables_arrive_unchanged(
@@ -273,9 +277,9 @@ async def check_stop_ends_every_process_and_keeps_files(
 ) -> None:
     """After `stop` nothing runs; a later call works on the same files."""
     async with _made(provider, new_spec()) as box:
-        await _say(box, "echo kept > note; setsid -f sleep 304; sleep 304 &")
+        await _say(box, f"echo kept > note; setsid -f sleep {_nap(box)}; sleep {_nap(box)} &")
         await box.stop()
-        _expect(await _sleepers(box, 304), 0, "processes left")
+        _expect(await _sleepers(box), 0, "processes left")
         _expect(await _say(box, "cat note"), "kept", "file")
         _require(await box.alive(), "a stopped sandbox cannot run commands")
 
@@ -337,11 +341,16 @@ async def _raises(kind: type[Exception], call: Awaitable[object], what: str) -> 
     raise AssertionError(f"{what}: expected {kind.__name__}, got {result!r}")
 
 
-async def _sleepers(box: Sandbox, seconds: int) -> int:
-    """Count the live `sleep` processes of that duration that a program in the sandbox can see."""
+def _nap(box: Sandbox) -> str:
+    """Return five minutes in seconds, with a fraction that no other sandbox of this machine sleeps for."""
+    return f"300.{zlib.crc32(box.provider_id.encode())}"
+
+
+async def _sleepers(box: Sandbox) -> int:
+    """Count the live `sleep` processes of the sandbox's own nap that a program in it can see."""
     script = (
         "n=0; for p in /proc/[0-9]*; do IFS= read -r -d '' a < $p/cmdline && [ \"$a\" = sleep ] "
-        f"&& tr '\\0' ' ' < $p/cmdline | grep -q 'sleep {seconds} ' && n=$((n+1)); done 2>/dev/null; echo $n"
+        f"&& tr '\\0' ' ' < $p/cmdline | grep -qF 'sleep {_nap(box)} ' && n=$((n+1)); done 2>/dev/null; echo $n"
     )
     return int(await _say(box, script))
 

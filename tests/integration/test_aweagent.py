@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +53,7 @@ def record() -> dict[str, Any]:
 def config(tmp_path: Path) -> str:
     path = tmp_path / "fast.yaml"
     path.write_text(
-        f"extends: train\nsandbox: {{python: {sys.executable}}}\n"
-        "llm: {connect_retries: 0, request_timeout_s: 30}\nretry: {backoff_base_s: 0}\n"
+        "extends: train\nllm: {connect_retries: 0, request_timeout_s: 30}\nretry: {backoff_base_s: 0}\n"
     )
     return str(path)
 

@@ -283,7 +283,7 @@ async def test_a_planted_key_is_in_no_file_of_the_store(machine: Machine, tmp_pa
     assert machine.planted_key.encode() not in stored
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_stored_bytes_grow_linearly_with_turns(machine: Machine):
     turns = [bash(f"seq {n} {n + 300}") for n in range(99)]
     before = await stored_bytes(machine)

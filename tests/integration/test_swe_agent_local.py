@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import pytest
 from orchestrator.errors import ExitReason, IsolationRefused
 from orchestrator.sandbox.base import Role, SandboxSpec
 from orchestrator.sandbox.local import LocalProvider
-from orchestrator.settings import AgentSettings, SandboxSettings
+from orchestrator.settings import AgentSettings, SandboxSettings, cache_dir
 from orchestrator.tasks.record import DatasetKind, RepoSource, Task
 from orchestrator.testing.model_server import ScriptedModel
 from orchestrator.testing.replay import load_replay
@@ -32,9 +31,7 @@ async def tryout(tmp_path):
     (tree / "crlf.txt").write_bytes(b"one\r\ntwo\r\n")
     (tree / "crlf.txt").chmod(0o755)
     (tree / "outward").symlink_to("/etc")
-    provider = LocalProvider(
-        SandboxSettings(root=tmp_path / "boxes", python=Path(sys.executable)), cache_dir=tmp_path / "cache"
-    )
+    provider = LocalProvider(SandboxSettings(root=tmp_path / "boxes"), cache_dir=cache_dir())
     try:
         await provider.preflight()
     except IsolationRefused as refused:

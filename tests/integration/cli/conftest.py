@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
-import shutil
 import signal
 import sqlite3
 import sys
-import venv
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +28,11 @@ class Command:
     """Starts the command with a database of its own; `examples` and `offline` are paths of this project."""
 
     folder: Path
-    task_python: Path
     environ: dict[str, str] = field(default_factory=dict)
     started: list[asyncio.subprocess.Process] = field(default_factory=list)
     examples = ROOT / "examples"
     offline = ROOT / "examples" / "tasks" / "offline__wordcount-1"
     replay = f"replay:{ROOT / 'examples' / 'replay.yaml'}"
-
-    @property
-    def python(self) -> tuple[str, str]:
-        """The setting that spares the making of an environment for tasks."""
-        return "--set", f"sandbox.python={self.task_python}"
 
     @property
     def database(self) -> Path:
@@ -76,23 +67,9 @@ class Command:
             return [[str(value) for value in row] for row in connection.execute(sql)]
 
 
-@pytest.fixture(scope="session")
-def task_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with pytest and what it needs; the plugins of these tests would take seconds at every start."""
-    folder = tmp_path_factory.mktemp("task") / "env"
-    venv.create(folder, symlinks=True)
-    (site,) = folder.glob("lib/*/site-packages")
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        for file in importlib.metadata.files(name) or ():
-            if ".." not in file.parts:
-                (site / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(file.locate(), site / file)
-    return folder / "bin" / "python"
-
-
 @pytest.fixture
-def command(tmp_path: Path, task_python: Path) -> Iterator[Command]:
-    made = Command(tmp_path, task_python)
+def command(tmp_path: Path) -> Iterator[Command]:
+    made = Command(tmp_path)
     yield made
     for process in made.started:
         if process.returncode is None:  # its test failed
@@ -100,14 +77,10 @@ def command(tmp_path: Path, task_python: Path) -> Iterator[Command]:
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, task_python: Path
-) -> tuple[Command, subprocess.CompletedProcess[str]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, subprocess.CompletedProcess[str]]:
     """Three samples of the offline task, played to their ends once for the whole file."""
-    made = Command(tmp_path_factory.mktemp("finished"), task_python)
-    ran = made(
-        "run", made.offline, "--model", made.replay, "-n", "3", "-j", "3", "--run", "first", *made.python
-    )
+    made = Command(tmp_path_factory.mktemp("finished"))
+    ran = made("run", made.offline, "--model", made.replay, "-n", "3", "-j", "3", "--run", "first")
     return made, ran
 
 

@@ -171,7 +171,7 @@ def test_a_run_on_a_bad_database_ends_with_one_message_before_it_began(command: 
     truncated(command.database)
     before = command.database.read_bytes()
     assert "malformed" in told_in_one_message(command("db", "upgrade"), 2)
-    ran = command("run", command.offline, "--model", command.replay, *command.python)
+    ran = command("run", command.offline, "--model", command.replay)
     assert (ran.returncode, "Traceback" in ran.stderr) == (2, False)
     assert ran.stderr.count("error: ") == 1
     assert "malformed" in ran.stderr

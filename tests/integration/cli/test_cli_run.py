@@ -61,9 +61,7 @@ def test_a_finished_run_is_answered_from_the_store_without_model_or_sandbox(
     finished: tuple[Command, subprocess.CompletedProcess[str]],
 ):
     command, ran = finished
-    again = command(
-        "run", command.offline, "--model", command.replay, "-n", "3", "--run", "first", *command.python
-    )
+    again = command("run", command.offline, "--model", command.replay, "-n", "3", "--run", "first")
     assert again.returncode == 0
     assert again.stdout == ran.stdout
     assert "answering from the store" in again.stderr
@@ -76,9 +74,8 @@ def test_the_same_run_name_with_other_settings_is_a_conflict(
 ):
     command, _ = finished
     other = command(
-        "run", command.offline, "--model", command.replay, "--run", "first", "--set", "agent.step_limit=7",
-        *command.python,
-    )  # fmt: skip
+        "run", command.offline, "--model", command.replay, "--run", "first", "--set", "agent.step_limit=7"
+    )
     assert other.returncode == 2
     assert "another request" in other.stderr
     assert "new run name" in other.stderr
@@ -87,7 +84,7 @@ def test_the_same_run_name_with_other_settings_is_a_conflict(
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_without_a_name_a_finished_run_is_followed_by_the_next(command: Command):
-    arguments = ("run", command.offline, "--model", command.replay, *command.python)
+    arguments = ("run", command.offline, "--model", command.replay)
     first, second = command(*arguments), command(*arguments)
     assert (first.returncode, second.returncode) == (0, 0)
     names = [name for (name,) in command.query("select distinct run_id from rollouts order by created_at")]
@@ -110,7 +107,7 @@ BAD = {
     "no endpoint": (["{offline}", "--model", "m"], "give --base-url"),
     "no model": (["{offline}", "--base-url", "http://127.0.0.1:9/v1"], "give --model"),
     "nobody listens": (
-        ["{offline}", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "{py}", "{py_value}"],
+        ["{offline}", "--base-url", "http://127.0.0.1:9/v1", "--model", "m"],
         "cannot be reached",
     ),
     "not an address": (["{offline}", "--base-url", "127.0.0.1:9", "--model", "m"], "not the address"),
@@ -121,7 +118,7 @@ BAD = {
     ),
     "missing replay": (["{offline}", "--model", "replay:none.yaml"], "none.yaml cannot be read"),
     "replay of other tasks": (
-        ["{offline}", "--model", "replay:{tmp}/other.yaml", "{py}", "{py_value}"],
+        ["{offline}", "--model", "replay:{tmp}/other.yaml"],
         "has no turns for offline__wordcount-1",
     ),
     "not a database": (["{offline}", "--model", "{replay}", "--db", "{tmp}/other.yaml"], "not a SQLite database"),
@@ -137,8 +134,7 @@ def test_bad_input_is_refused_with_exit_code_2_and_nothing_is_submitted(
     write_record("broken.jsonl", '{"instance_id": "x__y-1", \n')
     write_record("other.yaml", "somebody__else-1: [{name: a, turns: []}]\n")
     names = {
-        "tmp": command.folder, "replay": command.replay, "offline": command.offline, "py": "--set",
-        "py_value": command.python[1],
+        "tmp": command.folder, "replay": command.replay, "offline": command.offline,
     }  # fmt: skip
     ran = command("run", *(a.format(**names) for a in arguments))
     assert ran.returncode == 2, ran.stderr
@@ -158,9 +154,8 @@ async def test_an_endpoint_that_refuses_the_key_is_found_before_anything_is_subm
     url = f"http://127.0.0.1:{server.port}/v1"
     try:
         ran = await asyncio.to_thread(
-            command, "run", command.offline, "--base-url", url, "--model", "m", "--api-key-env", "MY_KEY",
-            *command.python,
-        )  # fmt: skip
+            command, "run", command.offline, "--base-url", url, "--model", "m", "--api-key-env", "MY_KEY"
+        )
     finally:
         await server.close()
     assert ran.returncode == 2
@@ -175,7 +170,7 @@ async def test_refused_records_do_not_stop_the_others_but_make_the_exit_code_1(
     (folder / "good").symlink_to(command.offline)
     (folder / "bad").mkdir()
     (folder / "bad" / "task.yaml").write_text("instance_id: bad__bad-1\nworkdir: /testbed\n")
-    ran = await asyncio.to_thread(command, "run", folder, "--model", command.replay, *command.python)
+    ran = await asyncio.to_thread(command, "run", folder, "--model", command.replay)
     assert ran.returncode == 1, ran.stderr
     assert "refused: " in ran.stderr
     assert "bad__bad-1" in ran.stderr
@@ -186,9 +181,17 @@ async def test_a_rollout_without_a_reward_makes_the_exit_code_1(command: Command
     script = parse_replay({"*": [{"name": "broken", "turns": [{"fault": {"status": 400, "body": "{}"}}]}]})
     async with ScriptedModel(script) as server:
         ran = await asyncio.to_thread(
-            command, "run", command.offline, *endpoint(server), "--set", "llm.connect_retries=0",
-            "--set", "retry.backoff_base_s=0", "-n", "3", *command.python,
-        )  # fmt: skip
+            command,
+            "run",
+            command.offline,
+            *endpoint(server),
+            "--set",
+            "llm.connect_retries=0",
+            "--set",
+            "retry.backoff_base_s=0",
+            "-n",
+            "3",
+        )
     assert ran.returncode == 1, ran.stderr
     assert "3 without a reward" in ran.stderr
     assert "failed:" in ran.stdout
@@ -215,7 +218,7 @@ def test_a_finished_run_of_two_records_with_one_id_is_answered_from_the_store(co
         shutil.copytree(command.offline, folder / name)
     task = folder / "two" / "task.yaml"
     task.write_text(task.read_text().replace("timeout_s: 60", "timeout_s: 333"))
-    arguments = ("run", folder, "--model", command.replay, "--run", "twins", *command.python)
+    arguments = ("run", folder, "--model", command.replay, "--run", "twins")
     first, again = command(*arguments), command(*arguments)
     assert "answering from the store" in again.stderr, first.stderr + again.stderr
     assert "sandboxes:" not in again.stderr
@@ -229,16 +232,7 @@ async def test_the_first_interrupt_lets_running_rollouts_finish_and_the_same_com
     command: Command,
 ):
     async with slow(1.0) as server:
-        arguments: tuple[str | Path, ...] = (
-            "run",
-            command.offline,
-            *endpoint(server),
-            "-n",
-            "3",
-            "-j",
-            "1",
-            *command.python,
-        )
+        arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server), "-n", "3", "-j", "1")
         process = await command.start(*arguments)
         await server.wait_for(lambda s: len(s.requests) == 1)
         process.send_signal(signal.SIGINT)
@@ -260,7 +254,7 @@ async def test_the_second_interrupt_stops_at_once_and_gives_the_attempt_back(
     command: Command, second: signal.Signals
 ):
     async with slow(600.0, times=1) as server:
-        arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server), *command.python)
+        arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server))
         process = await command.start(*arguments)
         assert process.stderr is not None
         await server.wait_for(lambda s: len(s.requests) == 1)
@@ -284,7 +278,7 @@ async def test_the_second_interrupt_stops_at_once_and_gives_the_attempt_back(
 async def test_an_interrupt_ends_a_command_that_waits_for_a_database_somebody_keeps(command: Command):
     command.database.parent.mkdir()
     with kept(command.database):
-        process = await command.start("run", command.offline, "--model", command.replay, *command.python)
+        process = await command.start("run", command.offline, "--model", command.replay)
         assert process.stderr is not None
         await process.stderr.readuntil(b"waiting for another process that holds")
         process.send_signal(signal.SIGINT)
@@ -297,9 +291,7 @@ async def test_an_interrupt_ends_a_command_that_waits_for_a_database_somebody_ke
 @pytest.mark.timeout(LIMIT_S)
 async def test_two_interrupts_end_a_run_whose_database_somebody_keeps(command: Command):
     async with slow(600.0, times=1) as server:
-        process = await command.start(
-            "run", command.offline, *endpoint(server), "-n", "2", "-j", "2", *command.python
-        )
+        process = await command.start("run", command.offline, *endpoint(server), "-n", "2", "-j", "2")
         assert process.stderr is not None
         await server.wait_for(lambda s: len(s.requests) == 1)
         with kept(command.database):
@@ -315,16 +307,7 @@ async def test_two_interrupts_end_a_run_whose_database_somebody_keeps(command: C
 @pytest.mark.timeout(LIMIT_S)
 async def test_two_processes_started_at_the_same_moment_share_the_run(command: Command):
     async with slow(0.2) as server:
-        arguments: tuple[str | Path, ...] = (
-            "run",
-            command.offline,
-            *endpoint(server),
-            "-n",
-            "2",
-            "-j",
-            "1",
-            *command.python,
-        )
+        arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server), "-n", "2", "-j", "1")
         both = [await command.start(*arguments) for _ in range(2)]
         said = [await process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], said
@@ -337,7 +320,7 @@ async def test_two_processes_started_at_the_same_moment_share_the_run(command: C
 @pytest.mark.timeout(240)
 async def test_a_killed_process_is_taken_over_when_its_lease_ends(command: Command):
     async with slow(600.0, times=1) as server:
-        arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server), *command.python)
+        arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server))
         process = await command.start(*arguments)
         await server.wait_for(lambda s: len(s.requests) == 1)
         process.kill()

@@ -37,7 +37,7 @@ async def started(command: Command, task: Path) -> asyncio.subprocess.Process:
 
 
 def arguments(command: Command, task: Path) -> tuple[str | Path, ...]:
-    return ("validate", task, "--set", f"sandbox.root={boxes(command)}", *command.python)
+    return ("validate", task, "--set", f"sandbox.root={boxes(command)}")
 
 
 def boxes(command: Command) -> Path:

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import warnings
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _IMPORTED = ("orchestrator.cli.main", "orchestrator.cli.conduct", "openai", "alembic.command", __name__)
 

@@ -211,11 +211,11 @@ def check_recovered(before: Dump, after: Dump, claimed: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.databases("sqlite", "postgresql")
+@pytest.mark.databases("sqlite")
 def test_a_process_that_dies_at_a_failpoint_leaves_all_of_its_write_or_nothing(
     forks: ForkServer, database: Database
 ):
-    check_all(forks, database, one_of_each_point(0 if database.is_sqlite else 3))
+    check_all(forks, database, one_of_each_point(0))
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import pytest
 from orchestrator.grading import pipeline
 from orchestrator.sandbox.base import Role, SandboxSpec
 from orchestrator.sandbox.local import LocalProvider
-from orchestrator.settings import SandboxSettings
+from orchestrator.settings import SandboxSettings, cache_dir
 from orchestrator.tasks.record import DatasetKind, RepoSource, Task
 
 if TYPE_CHECKING:
@@ -123,8 +122,8 @@ class Bench:
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory):
     folder = tmp_path_factory.mktemp("provider")
-    settings = SandboxSettings(root=folder / "sandboxes", python=Path(sys.executable))
-    return LocalProvider(settings, cache_dir=folder / "cache")
+    settings = SandboxSettings(root=folder / "sandboxes")
+    return LocalProvider(settings, cache_dir=cache_dir())
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ def opened_at_once(database: Database, processes: int) -> None:
 
 
 @pytest.mark.databases("sqlite")
-def test_eight_processes_may_open_an_empty_store_at_once(database: Database):
-    opened_at_once(database, 8)
+def test_four_processes_may_open_an_empty_store_at_once(database: Database):
+    opened_at_once(database, 4)
 
 
 @pytest.mark.long
