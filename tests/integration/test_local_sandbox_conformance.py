@@ -39,7 +39,7 @@ def new_spec(tmp_path):
     )
 
 
-@pytest.fixture(scope="module", params=["bwrap", "unshare", "none"])
+@pytest.fixture(scope="module", params=["bwrap", pytest.param("unshare", marks=pytest.mark.long), "none"])
 def prepared(request, tmp_path_factory):
     """One provider an isolation: probing the machine again for every check would only cost time."""
     folder = tmp_path_factory.mktemp(request.param)

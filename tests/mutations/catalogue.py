@@ -179,6 +179,3 @@ MUTATIONS = (
     ),
 )
 """The list; textual, so that a change of the code that outdates one is noticed."""
-
-SMOKE = ("no fence in the WHERE of a move", "an answer before the COMMIT")
-"""Tried with every run of the tests; the others only in the long lane."""

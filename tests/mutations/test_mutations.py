@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations.catalogue import MUTATIONS, SMOKE, Mutation
+from tests.mutations.catalogue import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("store", "orchestrator", "migrations", "aweagent", "tests", "examples", "pyproject.toml")
@@ -64,25 +64,15 @@ def told(done: subprocess.CompletedProcess[str]) -> str:
     return f"exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
 
 
-def check_killed(mutation: Mutation, copy: Path) -> None:
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S + 10)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_a_mutation_is_noticed(mutation: Mutation, copy: Path):
     apply(mutation, copy)
     done = run(copy, mutation.killer)
     assert done.returncode == 1, f"{mutation.name} survived {mutation.killer}\n{told(done)}"
     assert re.search(r"^FAILED ", done.stdout, re.MULTILINE), f"{mutation.name}: no test failed\n{told(done)}"
     sys.stdout.write(f"{mutation.name:58s} {mutation.killer.rsplit('::', 1)[1]}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.name in SMOKE], ids=lambda m: m.name)
-def test_a_guard_that_is_gone_is_noticed(mutation: Mutation, copy: Path):
-    check_killed(mutation, copy)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(LONG_S + 10)
-@pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.name not in SMOKE], ids=lambda m: m.name)
-def test_a_mutation_is_noticed(mutation: Mutation, copy: Path):
-    check_killed(mutation, copy)
 
 
 @pytest.mark.long
@@ -103,4 +93,3 @@ def test_every_mutation_still_has_its_text(tmp_path: Path):
         (tmp_path / mutation.file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / mutation.file, tmp_path / mutation.file)
         apply(mutation, tmp_path)
-    assert {m.name for m in MUTATIONS} >= set(SMOKE)

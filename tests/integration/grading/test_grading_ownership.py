@@ -4,6 +4,8 @@ import pytest
 
 from orchestrator.tasks.record import DatasetKind
 
+pytestmark = pytest.mark.long
+
 TEST = b"import calc\n\n\ndef test_add():\n    assert calc.add(2, 2) == 4\n\n\ndef test_same():\n    assert calc.same(1) == 1\n"
 CALC = b"def add(a, b):\n    return a - b\n\n\ndef same(a):\n    return a\n"
 FIX = {"calc.py": CALC.replace(b"a - b", b"a + b")}
