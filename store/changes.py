@@ -193,13 +193,13 @@ def _item(change: Change) -> dict[str, Any]:
         "t": change.trigger,
         "c": int(change.cancellable),
         "fc": change.failure_class,
-        "fm": change.failure_msg,
+        "fm": rows.storable(change.failure_msg),
         "gb": int(back is not None),
         "delay": back.delay_ms if back is not None else 0,
         **{budget: spent.count(budget) for budget in ("crash", "infra", "grade")},
         "actor": change.actor,
         "op": change.op_id,
-        "payload": rows.canonical_json(change.payload),
+        "payload": rows.canonical_json(rows.storable(change.payload)),
     }
 
 
@@ -224,7 +224,7 @@ def _end_attempts(connection: sa.Connection, made: list[Change], applied: dict[s
         if back is not None:
             ended.append(
                 {"of": done.id, "under": change.lease.fence, "now": done.now, "how": back.outcome,
-                 "what": back.error_class, "why": back.error}
+                 "what": back.error_class, "why": rows.storable(back.error)}
             )  # fmt: skip
     if ended:
         connection.execute(_END, ended)

@@ -7,10 +7,11 @@ state is used, so that a pooler in transaction mode may stand in between.
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -19,9 +20,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from store import errors, place, revisions, schema
 from store.dialect import Dialect, run_sqlite
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+Ticket = Callable[[Callable[[], bool]], AbstractContextManager[None]]
 
+OPEN_PATIENCE_S = 60.0
+"""How long an open waits for a database that somebody keeps or that does not take writes."""
 BUSY_MS = 30_000
 WRITER_BUSY_MS = 1_000
 """How long one try of a writer waits inside SQLite; it tries again itself, and must hear a close in between."""
@@ -150,14 +152,20 @@ def postgresql_arguments(url: sa.URL) -> dict[str, Any]:
 
 
 def _json(value: object) -> str:
-    from store.rows import canonical_json
+    from store.rows import canonical_json, storable
 
-    return canonical_json(value)
+    return canonical_json(storable(value))
 
 
-def ticket(url: sa.URL) -> AbstractContextManager[None]:
-    """Return the turn of this process at a SQLite file; PostgreSQL needs none."""
-    return place.ticket(place.file_of(url)) if url.get_backend_name() == "sqlite" else nullcontext()
+def ticket(url: sa.URL) -> Ticket:
+    """Return what gives this process its turn at a SQLite file (see `place.ticket`); PostgreSQL needs none."""
+    if url.get_backend_name() == "sqlite":
+        return partial(place.ticket, place.file_of(url))
+    return _no_queue
+
+
+def _no_queue(_given_up: Callable[[], bool]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def prepare(
@@ -165,25 +173,24 @@ def prepare(
     edges: set[tuple[str, str, str]],
     *,
     store_uuid: str,
-    given_up: threading.Event | None = None,
+    given_up: Callable[[], bool] = place.never,
 ) -> str:
     """Bring the database to the newest schema, check it, and return the store's uuid.
 
     The first open of many processes is serialised. Raises `StoreUnusable` for a newer schema, another state machine or
     a clock expression that does not work, `StoreUnreachable` when PostgreSQL does not answer or another process keeps
-    the SQLite file for itself. Setting `given_up` ends the wait for that.
+    the SQLite file for itself for longer than a minute, or until `given_up` says true.
     """
     dialect = Dialect.of(url)
     if dialect.name == "sqlite":
         place.check(place.file_of(url), create=True)
     engine = write_engine(url)
-    turn = (
-        place.ticket(place.file_of(url), opening=given_up or threading.Event())
-        if dialect.name == "sqlite"
-        else nullcontext()
-    )
+    until = time.monotonic() + OPEN_PATIENCE_S
     try:
-        with turn, engine.begin() as connection:
+        with (
+            ticket(url)(lambda: given_up() or time.monotonic() >= until),
+            engine.begin() as connection,
+        ):
             if dialect.name != "sqlite":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_FIRST_OPEN_LOCK)))
             _check_clock(connection, dialect)

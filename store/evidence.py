@@ -35,20 +35,42 @@ def apply_all(
 ) -> None:
     """Store every fact of (lease, time, facts), each kind in one statement.
 
-    Raises `errors.Conflict` when a sandbox was not waiting for its create call.
+    Raises `errors.Conflict` when a sandbox was not waiting for its create call, or for a second, different reward.
     """
     groups: dict[str, list[dict[str, Any]]] = {name: [] for name in _ORDER}
     for lease, now, extra in facts:
         for row in extra:
             for name, parameters in _made(row, now, lease):
-                groups[name].append(parameters)
+                groups[name].append({
+                    key: rows.storable(value) if type(value) is str else value
+                    for key, value in parameters.items()
+                })
     for name, many in groups.items():
         if not many:
             continue
-        statement = dialect.insert_missing(artifacts) if name == "artifact" else _STATEMENTS[name]
+        once = {"artifact": artifacts, "reward": rewards}.get(name)
+        statement = _STATEMENTS[name] if once is None else dialect.insert_missing(once)
         done = connection.execute(statement, many)
         if name == "live" and done.rowcount != len(many):
             raise errors.Conflict("a sandbox was not waiting for its create call")
+        if name == "reward" and done.rowcount != len(many):
+            _check_rewards(connection, many)
+
+
+def _check_rewards(connection: sa.Connection, given: list[dict[str, Any]]) -> None:
+    """Raise `errors.Conflict` unless the rewards that were there already are the given ones."""
+    what = ("grade_id", "reward", "stats_sha256")
+    wanted = {row["rollout_id"]: tuple(row[name] for name in what) for row in given}
+    stored = connection.execute(
+        sa.select(rewards.c.rollout_id, *(rewards.c[name] for name in what)).where(
+            rewards.c.rollout_id.in_(list(wanted))
+        )
+    )
+    for rollout_id, *found in stored:
+        if tuple(found) != wanted[rollout_id]:
+            raise errors.Conflict(
+                f"rollout {rollout_id} has another reward already", hint="a recorded reward never changes"
+            )
 
 
 def keep(connection: sa.Connection, dialect: Dialect, kept: Iterable[rows.Artifact]) -> None:
@@ -107,7 +129,6 @@ _STATEMENTS: dict[str, sa.Executable] = {
             grades.c.grader_digest == sa.bindparam("of_grader"),
         )
     ),
-    "reward": sa.insert(rewards),
     "intent": sa.insert(sandboxes),
     "live": sa.update(sandboxes)
     .where(
@@ -131,7 +152,8 @@ _STATEMENTS: dict[str, sa.Executable] = {
     )
     .values(status="releasing", release_requested_at=sa.bindparam("now")),
 }
-_ORDER = ("artifact", *_STATEMENTS)
+_ORDER = ("artifact", "step", "llm_call", "patch", "grade", "reward", "intent", "live", "releasing")
+assert set(_ORDER) == {"artifact", "reward", *_STATEMENTS}  # noqa: S101 - the two that may be there already
 assert set(LEDGER_OPEN) == {"intent", "live", "releasing"}  # noqa: S101 - `releasing` above names the other two
 
 

@@ -71,6 +71,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._said_s = float("-inf")
         self._engine: sa.Engine | None = None
+        self._ticket = engine.ticket(store.url)
         self._thread: threading.Thread | None = None
 
     async def __aenter__(self) -> Self:
@@ -140,17 +141,18 @@ class Heartbeat:
     def _ticks(self, held: _Held, now_s: float) -> bool:
         """Say whether the lease's loop has run lately, and ask it for the next sign of life."""
         pulse = self._leases.pulses[held.loop]
-        if not pulse.asked:
-            pulse.asked = True
+        if pulse.asked:  # without an unanswered question, silence says only that this thread was held up
+            return now_s - pulse.at_s < self._store.ttl_s / 2
+        pulse.asked = True
 
-            def tick() -> None:
-                pulse.at_s, pulse.asked = self._clock(), False
+        def tick() -> None:
+            pulse.at_s, pulse.asked = self._clock(), False
 
-            try:
-                held.loop.call_soon_threadsafe(tick)
-            except RuntimeError:
-                return False
-        return now_s - pulse.at_s < self._store.ttl_s / 2
+        try:
+            held.loop.call_soon_threadsafe(tick)
+        except RuntimeError:
+            return False
+        return True
 
     def _extend(self, held: list[_Held]) -> dict[str, bool]:
         if self._engine is None:
@@ -158,7 +160,7 @@ class Heartbeat:
         pairs = [(h.lease.rollout_id, h.lease.fence) for h in held]
         ttl_ms = round(self._store.ttl_s * 1000)
         worker_id, dialect = self._store.worker.worker_id, self._store.dialect
-        with engine.ticket(self._store.url), self._engine.begin() as connection:
+        with self._ticket(self._stop.is_set), self._engine.begin() as connection:
             kept = leases.renew(connection, dialect, worker_id, pairs, ttl_ms=ttl_ms)
             ran_out = [pair for pair in pairs if pair[0] not in kept]
             kept |= leases.reacquire(connection, dialect, worker_id, ran_out, ttl_ms=ttl_ms)

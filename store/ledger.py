@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from store import rows
 from store import workers as processes
 from store.schema import LEDGER_OPEN, sandboxes, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store import rows
     from store.dialect import Dialect
 
 _SILENT_MS = 600_000
@@ -46,7 +46,7 @@ def note_failed_release(connection: sa.Connection, key: str, error: str) -> None
     connection.execute(
         sa.update(sandboxes)
         .where(sandboxes.c.key == key, sandboxes.c.status == "releasing")
-        .values(release_attempts=sandboxes.c.release_attempts + 1, last_error=error)
+        .values(release_attempts=sandboxes.c.release_attempts + 1, last_error=rows.storable(error))
     )
 
 

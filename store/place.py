@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 from store import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import sqlalchemy as sa
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATIENCE_S = 60.0
 _SAY_AFTER_S, _SAY_EVERY_S = 5.0, 30.0
 _POLL_S = 0.05
 
@@ -96,12 +95,16 @@ def _file_system(folder: Path, mounts: Path) -> str:
     return kind
 
 
+def never() -> bool:
+    """Give up never."""
+    return False
+
+
 @contextmanager
-def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[None]:
+def ticket(path: Path, given_up: Callable[[], bool] = never) -> Iterator[None]:
     """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving.
 
-    Waits as long as it takes. With `opening` it raises `StoreUnreachable` after a minute, or at once when the event is
-    set.
+    Waits until its turn comes or `given_up`, asked now and again, says true: then it raises `StoreUnreachable`.
     """
     lock = f"{path}.lock"
     _let_go_in_forked_children()
@@ -109,11 +112,7 @@ def ticket(path: Path, *, opening: threading.Event | None = None) -> Iterator[No
     _open.add(fd)
     try:
         if not _taken(fd):
-            with _said_while_waiting(lock):
-                if opening is None:
-                    fcntl.flock(fd, fcntl.LOCK_EX)
-                else:
-                    _queue_up(fd, lock, opening)
+            _queue_up(fd, lock, given_up)
         yield
     finally:
         if fd in _open:
@@ -144,9 +143,8 @@ def _taken(fd: int) -> bool:
     return True
 
 
-def _queue_up(fd: int, lock: str, given_up: threading.Event) -> None:
+def _queue_up(fd: int, lock: str, given_up: Callable[[], bool]) -> None:
     """Wait in the queue, through a thread that can be left behind: it holds nothing once its descriptor is closed."""
-    until = time.monotonic() + OPEN_PATIENCE_S
     its_turn = threading.Event()
     same = os.dup(fd)
 
@@ -158,27 +156,13 @@ def _queue_up(fd: int, lock: str, given_up: threading.Event) -> None:
             os.close(same)
 
     threading.Thread(target=wait, name="ticket-queue", daemon=True).start()
+    say_s = time.monotonic() + _SAY_AFTER_S
     while not its_turn.wait(_POLL_S):
-        if given_up.is_set() or time.monotonic() >= until:
+        if given_up():
             raise errors.StoreUnreachable(
                 f"the database's turn did not come: another process holds {lock}",
                 hint=f"find it with `fuser {lock}` and end it; do not remove the file",
             )
-
-
-@contextmanager
-def _said_while_waiting(lock: str) -> Iterator[None]:
-    """Log what is waited for, when it takes long and then now and again."""
-    over = threading.Event()
-
-    def say() -> None:
-        pause_s = _SAY_AFTER_S
-        while not over.wait(pause_s):
+        if time.monotonic() >= say_s:
+            say_s = time.monotonic() + _SAY_EVERY_S
             logger.warning("waiting for another process that holds %s", lock)
-            pause_s = _SAY_EVERY_S
-
-    threading.Thread(target=say, name="ticket-notice", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()

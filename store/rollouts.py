@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from store import engine, errors, leases, ledger, rows
@@ -53,8 +52,8 @@ class Store:
             engine.write_engine(url, busy_ms=engine.WRITER_BUSY_MS),
             dialect,
             worker.worker_id,
-            ticket=partial(engine.ticket, url),
-            outage_s=outage_s,
+            ticket=engine.ticket(url),
+            outage_s=min(outage_s, engine.OPEN_PATIENCE_S),  # while it opens; see `open`
         )
 
     @classmethod
@@ -79,7 +78,7 @@ class Store:
         given_up = threading.Event()
         try:
             uuid = await asyncio.to_thread(
-                engine.prepare, parsed, set(edges), store_uuid=new_uuid, given_up=given_up
+                engine.prepare, parsed, set(edges), store_uuid=new_uuid, given_up=given_up.is_set
             )
         finally:
             given_up.set()  # a cancelled open must not leave a thread behind that waits for its turn
@@ -87,6 +86,7 @@ class Store:
         store = cls(parsed, worker=worker, uuid=uuid, dialect=dialect, ttl_s=ttl_s, outage_s=outage_s)
         try:
             await store._writer.write("register", lambda c: leases.register(c, dialect, worker))
+            store._writer.outage_s = outage_s
         except BaseException:
             await store._writer.close()
             raise

@@ -14,6 +14,18 @@ def canonical_json(value: object) -> str:
     return _ENCODER.encode(value)
 
 
+def storable(value: Any) -> Any:  # noqa: ANN401 - JSON in, JSON out
+    """Return the value with U+2400 in the place of every NUL character, which PostgreSQL refuses in texts and JSON."""
+    match value:
+        case str():
+            return value.replace("\0", "\N{SYMBOL FOR NULL}")
+        case dict():
+            return {storable(key): storable(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [storable(inner) for inner in value]
+    return value
+
+
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 """Made once: `json.dumps` would make one for every value."""
 

@@ -7,22 +7,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import sqlalchemy as sa
 
 from store import changes, errors, failpoints
+from store.changes import Change
 from store.dialect import is_trouble
 from store.schema import workers
 
 if TYPE_CHECKING:
     from store import rows
-    from store.changes import Change
     from store.dialect import Dialect
+    from store.engine import Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +99,15 @@ class Writer:
         dialect: Dialect,
         worker_id: str,
         *,
-        ticket: Callable[[], AbstractContextManager[None]] = nullcontext,
+        ticket: Ticket,
         outage_s: float = 900.0,
     ) -> None:
         self._engine = engine
         self._dialect = dialect
         self._worker_id = worker_id
         self._ticket = ticket
-        self._outage_s = outage_s
+        self.outage_s = outage_s
+        """How long writes wait for a database that is away."""
         self._queue: deque[_Item] = deque()
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._changed = threading.Condition()
@@ -118,6 +121,8 @@ class Writer:
         """The last batch that reached its COMMIT, with its results: durable or not is read from the mark."""
         self._closing = threading.Event()
         self._closed_s = 0.0
+        self._connection: sa.Connection | None = None
+        """Kept from batch to batch, and let go after any error."""
         self._given_up: errors.StoreUnreachable | None = None
         """Why a closing writer stopped trying: what is still queued gets the same answer at once."""
         self._thread = self._start()
@@ -204,10 +209,12 @@ class Writer:
                 self._settle()
         except BaseException:
             logger.critical("the writer thread died; a new one settles what it left", exc_info=True)
+            self._disconnect()
             time.sleep(_RETRY_S[0])
             with self._changed:
                 self._thread = self._start()
             return
+        self._disconnect()
         self._engine.dispose()
 
     def _take(self) -> list[_Item]:
@@ -249,26 +256,27 @@ class Writer:
             raise self._given_up
         started = said = time.monotonic()
         tries = 0
+
+        def too_long() -> bool:
+            closing = self._closed and time.monotonic() - self._closed_s >= _CLOSING_PATIENCE_S
+            return closing or time.monotonic() - started >= self.outage_s
+
         while True:
             try:
-                if (
-                    self._computed is not None
-                    and self._computed[0] is items
-                    and self._mark() == self._batch_no
-                ):
-                    return self._computed[1]
-                return self._transact(items)
+                return self._durable_results(items) or self._transact(items, too_long)
+            except errors.StoreUnreachable as e:
+                self._given_up = e if self._closed else None
+                raise
             except sa.exc.DBAPIError as e:
                 if not is_trouble(e):
                     raise
-                waited = time.monotonic() - started
-                closing = self._closed and time.monotonic() - self._closed_s >= _CLOSING_PATIENCE_S
-                if closing or waited >= self._outage_s:
+                if too_long():
+                    waited = time.monotonic() - started
                     away = errors.StoreUnreachable(
                         f"the database did not take {len(items)} writes for {waited:.0f} s: {e.orig}",
                         hint="mend the database or its disk; nothing that was acknowledged is lost",
                     )
-                    self._given_up = away if closing else None
+                    self._given_up = away if self._closed else None
                     raise away from e
                 if tries == 0 or time.monotonic() - said >= _SAY_EVERY_S:
                     said = time.monotonic()
@@ -278,10 +286,16 @@ class Writer:
                 time.sleep(_RETRY_S[0])
             tries += 1
 
-    def _transact(self, items: list[_Item]) -> list[object]:
+    def _durable_results(self, items: list[_Item]) -> list[object] | None:
+        """Return what an earlier try found whose COMMIT was not answered but took place."""
+        if self._computed is None or self._computed[0] is not items or self._mark() != self._batch_no:
+            return None
+        return self._computed[1]
+
+    def _transact(self, items: list[_Item], too_long: Callable[[], bool]) -> list[object]:
         self._computed = None
         self._batch_no += 1
-        with self._ticket(), self._engine.connect() as connection, connection.begin():
+        with self._ticket(too_long), self._transaction() as connection:
             results = self._execute(connection, items)
             self._dialect.run(connection, self._mark_sql, {"of": self._worker_id, "number": self._batch_no})
             for item in items:
@@ -290,22 +304,38 @@ class Writer:
         return results
 
     def _execute(self, connection: sa.Connection, items: list[_Item]) -> list[object]:
-        results: dict[int, object] = {}
-        guarded = [(n, item.work) for n, item in enumerate(items) if isinstance(item.work, changes.Change)]
-        for n, item in enumerate(items):
-            if not isinstance(item.work, changes.Change):
-                results[n] = item.work(connection)
-        if guarded:
-            made = changes.apply(connection, self._dialect, [change for _, change in guarded])
-            results |= dict(zip((n for n, _ in guarded), made, strict=True))
-        return [results[n] for n in range(len(items))]
+        """Do the work of every item in the order of the queue, guarded changes that stand together in one go."""
+        results: list[object] = []
+        for guarded, run in groupby((item.work for item in items), lambda work: isinstance(work, Change)):
+            if guarded:
+                results += changes.apply(connection, self._dialect, cast("list[Change]", list(run)))
+            else:
+                results += [operation(connection) for operation in cast("list[Operation[Any]]", list(run))]
+        return results
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        """Open a transaction on the kept connection; whatever goes wrong in it costs the connection."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            with self._connection.begin():
+                yield self._connection
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _mark(self) -> int:
         """Return the number of this worker's last batch that is durable.
 
         Locks the row, so that a server that still works on the lost commit finishes it before it answers.
         """
-        with self._engine.connect() as connection, connection.begin():
+        with self._transaction() as connection:
             found = connection.execute(
                 sa.select(workers.c.last_batch)
                 .where(workers.c.worker_id == self._worker_id)

@@ -31,7 +31,7 @@ def held(database: Path) -> Iterator[None]:
 async def test_opening_gives_up_after_a_while_and_names_the_lock_file(
     open_store: OpenStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(place, "OPEN_PATIENCE_S", 0.2)
+    monkeypatch.setattr(engine, "OPEN_PATIENCE_S", 0.2)
     with held(database.file), pytest.raises(errors.StoreUnreachable, match=r"rollouts\.db\.lock"):
         await open_store()
 
@@ -67,9 +67,7 @@ def test_a_wait_for_the_turn_says_what_it_waits_for_and_ends_with_the_lock(
 
 
 def test_giving_up_ends_the_wait_of_an_open_at_once(tmp_path: Path):
-    given_up = threading.Event()
-    given_up.set()
-    opening = place.ticket(tmp_path / "rollouts.db", opening=given_up)
+    opening = place.ticket(tmp_path / "rollouts.db", lambda: True)
     with held(tmp_path / "rollouts.db"), pytest.raises(errors.StoreUnreachable), opening:
         pytest.fail("the lock was taken although another holds it")
 

@@ -115,8 +115,8 @@ MUTATIONS = (
     Mutation(
         "no mark of the last batch",
         "store/writer.py",
-        "and self._mark() == self._batch_no",
-        "and self._mark() == -1",
+        "or self._mark() != self._batch_no",
+        "or self._mark() != -1",
         GUARDS + "test_a_claim_whose_commit_was_not_answered_is_not_made_twice",
     ),
     Mutation(

@@ -75,7 +75,7 @@ def test_opening_takes_its_turn_among_busy_writers(tmp_path: Path):
     try:
         while next(turns) < 10:
             over.wait(0.001)
-        with place.ticket(tmp_path / "busy.db", opening=threading.Event()):
+        with place.ticket(tmp_path / "busy.db"):
             before = next(turns)
     finally:
         over.set()
