@@ -16,13 +16,12 @@ def canonical_json(value: object) -> str:
 
 def storable(value: Any) -> Any:  # noqa: ANN401 - JSON in, JSON out
     """Return the value with U+2400 in the place of every NUL character, which PostgreSQL refuses in texts and JSON."""
-    match value:
-        case str():
-            return value.replace("\0", "\N{SYMBOL FOR NULL}")
-        case dict():
-            return {storable(key): storable(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [storable(inner) for inner in value]
+    if isinstance(value, str):
+        return value.replace("\0", "\N{SYMBOL FOR NULL}")
+    if isinstance(value, dict):
+        return {storable(key): storable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(inner) for inner in value]
     return value
 
 
