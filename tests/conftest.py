@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     OpenStore = Callable[..., Awaitable[Store]]
 
 EDGES = frozenset((src.value, trigger, dst.value) for (src, trigger), dst in states.EDGES.items())
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and so the programs that tests start: a shell makes what it runs in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 KINDS = ("sqlite", "shared", "postgresql")
 """A SQLite file; one that another process keeps writing to; PostgreSQL. `pooled` is asked for by name."""
