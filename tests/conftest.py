@@ -36,13 +36,6 @@ if TYPE_CHECKING:
 
 EDGES = frozenset((src.value, trigger, dst.value) for (src, trigger), dst in states.EDGES.items())
 
-
-def pytest_configure() -> None:
-    """Hear Ctrl-C, and so the programs that tests start: a shell makes what it runs in the background ignore it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 KINDS = ("sqlite", "shared", "postgresql")
 """A SQLite file; one that another process keeps writing to; PostgreSQL. `pooled` is asked for by name."""
 
@@ -50,6 +43,9 @@ NOISE = Path(__file__).parent / "integration" / "store" / "noise.py"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell makes what it runs in the background ignore Ctrl-C, and so would the programs that tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "databases(*kinds): run on each kind of database, by default on all")
 
 
