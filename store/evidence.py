@@ -41,10 +41,12 @@ def apply_all(
     for lease, now, extra in facts:
         for row in extra:
             for name, parameters in _made(row, now, lease):
-                groups[name].append({
-                    key: rows.storable(value) if type(value) is str else value
-                    for key, value in parameters.items()
-                })
+                groups[name].append(
+                    {
+                        key: rows.storable(value) if type(value) is str else value
+                        for key, value in parameters.items()
+                    }
+                )
     for name, many in groups.items():
         if not many:
             continue
