@@ -83,7 +83,7 @@ def expected(write: str, staleness: str) -> Any:
     """Return the answer of section 3 of the protocol, read from its table by hand."""
     kind, _, what = write.partition(" ")
     if (what, staleness) == ("RewardRow", "graded"):
-        return sa.exc.IntegrityError  # one reward per rollout, whoever brings the second
+        return errors.Conflict  # one reward per rollout, whoever brings the second
     if kind == "record" and staleness in ("version old", "graded", "cancelled"):
         return DONE  # evidence needs the lease, not the newest version; a cancelled owner may still say what happened
     if staleness == "cancelled":
