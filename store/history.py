@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from store import engine, errors, place, questions, rows, schema
-from store.dialect import is_trouble
+from store import engine, errors, place, questions, rows, schema, standing
+from store.dialect import Dialect, is_trouble
 from store.schema import artifacts, attempts, grades, llm_calls, patches, rewards, rollouts, sandboxes, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 _RETRY_S = 0.5
+_T = TypeVar("_T")
 
 Record = dict[str, Any]
 """One row as column name -> value."""
@@ -59,7 +60,13 @@ class History:
             await self._engines.pop(loop).dispose(close=loop is here)
 
     async def _all(self, query: sa.Select[Any]) -> list[Record]:
-        """Run a query; connections belong to the event loop that made them."""
+        async def rows_of(connection: AsyncConnection) -> list[Record]:
+            return [dict(row._mapping) for row in await connection.execute(query)]
+
+        return await self._read(rows_of)
+
+    async def _read(self, work: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
+        """Read with a connection; connections belong to the event loop that made them."""
         loop = asyncio.get_running_loop()
         if loop not in self._engines:
             self._engines[loop] = engine.read_engine(self._url)
@@ -67,7 +74,7 @@ class History:
         while True:
             try:
                 async with self._engines[loop].connect() as connection:
-                    return [dict(row._mapping) for row in await connection.execute(query)]
+                    return await work(connection)
             except sa.exc.DBAPIError as e:
                 if not is_trouble(e):
                     raise errors.StoreUnusable(
@@ -171,6 +178,10 @@ class History:
         like = rollouts.c.run_id.startswith(f"{name}.", autoescape=True)
         query = sa.select(rollouts.c.run_id).where(sa.or_(rollouts.c.run_id == name, like)).distinct()
         return [str(row["run_id"]) for row in await self._all(query)]
+
+    async def standing(self) -> standing.Standing:
+        """Return who works on what, what waits and what nobody owns, all of one moment."""
+        return await self._read(lambda connection: standing.read(connection, Dialect.of(self._url)))
 
     async def sql(self, query: str, *, limit: int, timeout_s: float) -> questions.QueryResult:
         """Run a person's query: read-only in the engine, with a row and a time limit.

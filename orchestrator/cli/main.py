@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from orchestrator import errors
-from orchestrator.cli import db, look, run, sql, validate
+from orchestrator.cli import db, doctor, look, run, sql, status, validate
 from orchestrator.cli.console import complain, show_warnings
 from store import errors as store_errors
 
@@ -39,9 +39,11 @@ def _options(
 
 app.command("run", rich_help_panel=_RUN)(run.run)
 app.command("validate", rich_help_panel=_RUN)(validate.validate)
+app.command("status", rich_help_panel=_LOOK)(status.status)
 app.command("list", rich_help_panel=_LOOK)(look.list_rollouts)
 app.command("show", rich_help_panel=_LOOK)(look.show)
 app.command("sql", rich_help_panel=_LOOK)(sql.sql)
+app.command("doctor", rich_help_panel=_KEEP)(doctor.doctor)
 app.add_typer(db.app, name="db", rich_help_panel=_KEEP)
 
 

@@ -1,0 +1,231 @@
+"""Where everything stands at one moment: who works on what, what waits, what nobody owns any more.
+
+All of it is read in one transaction and measured with one reading of the database's clock, so that the numbers agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from store import place
+from store.schema import IS_LIVE, LEDGER_OPEN, STATES, TERMINAL, grades, rewards, rollouts, sandboxes, workers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from store.dialect import Dialect
+
+SILENT_MS = 180_000
+"""A worker without a heartbeat for so long counts as gone."""
+OVERDUE_MS = 600_000
+"""A release takes seconds; one that was asked for so long ago has met an obstacle."""
+RECENT_MS = 3_600_000
+_KEY_OF_WORKER = (13, 32)
+"""Where a sandbox key that belongs to no rollout names its worker (see `orchestrator.identity.sandbox_key`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Live:
+    """Rollouts that are not over, each counted once."""
+
+    at_work: int
+    """With a lease that has not run out."""
+    backlog: int
+    """Never claimed."""
+    waiting: int
+    """Given back, and not due yet."""
+    unowned: int
+    """Given back, due, and claimed by nobody since."""
+    stale: int
+    """With a lease that ran out: the owner vanished."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger:
+    """Sandboxes that are not proven gone."""
+
+    open: dict[str, int]
+    """Status -> rows, for every status that is open."""
+    without_owner: int
+    """Their rollout is over or without a live lease; of no rollout, and their worker is gone."""
+    abandoned: int
+    """Of those without an owner the ones that are not just being released either."""
+    stuck: int
+    """A release was tried, failed, and has been due for longer than `OVERDUE_MS`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Oldest:
+    """The rollout that has been going on for longest."""
+
+    id: str
+    run_id: str
+    instance_id: str
+    state: str
+    age_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Masked:
+    """A task some of whose effective grades do not count, because the task itself is in doubt."""
+
+    instance_id: str
+    graded: int
+    masked: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A database at one moment, in epoch milliseconds of its own clock."""
+
+    at: int
+    states: dict[str, int]
+    """State -> rollouts, for every state."""
+    live: Live
+    workers: int
+    """That gave a sign of life lately and are not ending."""
+    ledger: Ledger
+    oldest: Oldest | None
+    failures: dict[str, int]
+    """Failure class -> rollouts that failed so in the last hour, the most frequent first."""
+    masked: tuple[Masked, ...]
+    """The most affected task first."""
+
+
+async def read(connection: AsyncConnection, dialect: Dialect) -> Standing:
+    """Read everything in one transaction, which must not have begun."""
+    if dialect.name == "sqlite":
+        await connection.exec_driver_sql("BEGIN")  # its driver begins by itself only for writes
+    else:
+        await connection.execution_options(isolation_level="REPEATABLE READ")
+    now = int((await connection.execute(sa.select(dialect.now))).scalar_one())
+
+    async def rows(query: sa.Select[Any]) -> list[sa.Row[Any]]:
+        return list((await connection.execute(query)).fetchall())
+
+    states = {row.state: row.n for row in await rows(_states())}
+    (live,) = await rows(_live(now))
+    oldest = await rows(_oldest())
+    return Standing(
+        at=now,
+        states={state: states.get(state, 0) for state in STATES},
+        live=Live(**live._mapping),
+        workers=(await rows(sa.select(sa.func.count()).where(*_is_alive(now))))[0][0],
+        ledger=_ledger_of(await rows(_ledger(now))),
+        oldest=Oldest(
+            **{k: v for k, v in oldest[0]._mapping.items() if k != "created_at"},
+            age_ms=now - oldest[0].created_at,
+        )
+        if oldest
+        else None,
+        failures={row.failure_class: row.n for row in await rows(_failures(now))},
+        masked=tuple(Masked(**row._mapping) for row in await rows(_masked())),
+    )
+
+
+def _counted(condition: sa.ColumnElement[bool], name: str) -> sa.Label[Any]:
+    return sa.func.count().filter(condition).label(name)
+
+
+def _states() -> sa.Select[Any]:
+    return sa.select(rollouts.c.state, sa.func.count().label("n")).group_by(rollouts.c.state)
+
+
+def _live(now: int) -> sa.Select[Any]:
+    r = rollouts.c
+    free, claimed = r.lease_until.is_(None), r.fence > 0
+    return (
+        sa.select(
+            _counted(r.lease_until >= now, "at_work"),
+            _counted(free & ~claimed, "backlog"),
+            _counted(free & claimed & (r.not_before > now), "waiting"),
+            _counted(free & claimed & (r.not_before <= now), "unowned"),
+            _counted(r.lease_until < now, "stale"),
+        )
+        .select_from(rollouts)
+        .where(IS_LIVE)
+    )
+
+
+def _oldest() -> sa.Select[Any]:
+    r = rollouts.c
+    query = sa.select(r.id, r.run_id, r.instance_id, r.state, r.created_at)
+    return query.where(IS_LIVE).order_by(r.created_at, r.id).limit(1)
+
+
+def _is_alive(now: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return (workers.c.stopping == 0, workers.c.heartbeat_at >= now - SILENT_MS)
+
+
+def _ledger(now: int) -> sa.Select[Any]:
+    s = sandboxes.c
+    worker = sa.func.replace(workers.c.worker_id, "-", "") == sa.func.substr(s.key, *_KEY_OF_WORKER)
+    owned_by_worker = sa.exists().where(worker, *_is_alive(now)).correlate(sandboxes)
+    owned = sa.case(
+        (s.rollout_id.is_(None), owned_by_worker),
+        else_=sa.and_(
+            rollouts.c.state.not_in(TERMINAL),
+            sa.func.coalesce(rollouts.c.lease_until, 0) >= now,
+        ),
+    )
+    asked_lately = (s.status == "releasing") & (s.release_requested_at >= now - OVERDUE_MS)
+    overdue = (s.status == "releasing") & (s.release_requested_at < now - OVERDUE_MS)
+    # Written out, never bound: only so does the query use the partial index.
+    is_open = s.status.in_([sa.literal_column(f"'{status}'") for status in LEDGER_OPEN])
+    return (
+        sa.select(
+            s.status,
+            sa.func.count().label("n"),
+            _counted(~owned, "without_owner"),
+            _counted(~owned & ~sa.func.coalesce(asked_lately, sa.false()), "abandoned"),
+            _counted((s.release_attempts > 0) & overdue, "stuck"),
+        )
+        .select_from(sandboxes.outerjoin(rollouts, rollouts.c.id == s.rollout_id))
+        .where(is_open)
+        .group_by(s.status)
+    )
+
+
+def _ledger_of(found: list[sa.Row[Any]]) -> Ledger:
+    numbers = {row.status: row.n for row in found}
+    return Ledger(
+        open={status: numbers.get(status, 0) for status in LEDGER_OPEN},
+        without_owner=sum(row.without_owner for row in found),
+        abandoned=sum(row.abandoned for row in found),
+        stuck=sum(row.stuck for row in found),
+    )
+
+
+def _failures(now: int) -> sa.Select[Any]:
+    r = rollouts.c
+    number = sa.func.count().label("n")
+    return (
+        sa.select(r.failure_class, number)
+        .where(r.state == "failed", r.finished_at >= now - RECENT_MS)
+        .group_by(r.failure_class)
+        .order_by(number.desc(), r.failure_class)
+    )
+
+
+def _masked() -> sa.Select[Any]:
+    """Go by effective grades, those that rewards name: a later grade of the same rollout counts for nothing."""
+    masked = _counted(grades.c.mask_sample == 1, "masked")
+    return (
+        sa.select(rollouts.c.instance_id, sa.func.count().label("graded"), masked)
+        .select_from(rewards.join(grades, grades.c.grade_id == rewards.c.grade_id))
+        .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
+        .group_by(rollouts.c.instance_id)
+        .having(sa.func.count().filter(grades.c.mask_sample == 1) > 0)
+        .order_by(masked.desc(), rollouts.c.instance_id)
+    )
+
+
+def file_system(file: Path, *, mounts: Path = place.MOUNTS) -> tuple[str, bool]:
+    """Return the kind of file system below a SQLite file, there or not, and whether such a file is safe on it."""
+    kind = place._file_system(file.parent, mounts)
+    return kind, kind not in place._NETWORK_FILE_SYSTEMS
