@@ -9,11 +9,13 @@ import time
 import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from orchestrator import identity, states
+from orchestrator import errors, identity, recovery, settings, states
 from orchestrator.rollout import Runtime
-from store.heartbeat import Heartbeat
+from store import errors as store_errors
+from store.heartbeat import Heartbeat, boot_s
 from store.rollouts import Store
 from store.workers import this_process
 
@@ -71,6 +73,7 @@ class Worker:
         endpoint_of: Callable[[Record, Settings], Endpoint],
         *,
         on_cancel: Literal["interrupt", "fail"] = "interrupt",
+        serves_sessions: bool = True,
         on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None,
     ) -> Runtime:
         """Return a runtime with this machine's clock, ids and randomness."""
@@ -81,10 +84,66 @@ class Worker:
             endpoint_of=endpoint_of,
             new_id=new_id,
             monotonic=time.monotonic,
+            elapsed=boot_s,
             random=random.random,
             on_cancel=on_cancel,
+            serves_sessions=serves_sessions,
             on_move=on_move,
         )
+
+
+async def open_existing(url: str) -> Store:
+    """Open a database that is there already: a new one would know of nothing, and prove nothing.
+
+    Raises `errors.NothingKnown`, else as `open_store` does.
+    """
+    from store import engine, soundness
+
+    try:
+        known = await asyncio.to_thread(soundness.standing, url)
+    except store_errors.StoreUnusable as e:
+        raise errors.NothingKnown(f"nothing is proven: {e}", hint=e.hint) from e
+    if known is None:
+        raise errors.NothingKnown(
+            f"nothing is proven: {engine.shown(engine.parse_url(url))} holds no rollouts",
+            hint="name the database that the rollouts were written to with --db or ROLLOUTS_DATABASE_URL",
+        )
+    return await open_store(url)
+
+
+def shown(url: str) -> str:
+    """Return a database's URL for people: without its password."""
+    from store import engine
+
+    return engine.shown(engine.parse_url(url))
+
+
+def provider_named(name: str) -> SandboxProvider:
+    """Return a provider that can list and release, whatever settings its sandboxes were made with.
+
+    Raises `errors.UsageError` for a name nobody knows.
+    """
+    from orchestrator.sandbox import registry
+
+    if name not in registry.PROVIDER_NAMES:
+        raise errors.UsageError(
+            f"there is no sandbox provider called {name!r}",
+            hint=f"this program knows: {', '.join(registry.PROVIDER_NAMES)}",
+        )
+    chosen = settings.SandboxSettings.model_validate({"provider": name, "allow_no_isolation": True})
+    return registry.make(chosen, cache_dir=settings.cache_dir())
+
+
+async def clean(
+    url: str, *, dry_run: bool = False, every: bool = False, limit_s: float = 540.0
+) -> recovery.Cleaned:
+    """Sweep an existing database's sandboxes (see `recovery.clean`); raises as `open_existing` does."""
+    store = await open_existing(url)
+    try:
+        provider_of = cache(provider_named)
+        return await recovery.clean(store, provider_of, dry_run=dry_run, every=every, limit_s=limit_s)
+    finally:
+        await store.close()
 
 
 @asynccontextmanager

@@ -136,6 +136,10 @@ class UsageError(RolloutsError):
     """The command or its input is wrong; nothing was started."""
 
 
+class NothingKnown(RolloutsError):
+    """The database named knows of no rollouts, so that nothing can be proven about sandboxes."""
+
+
 class ConfigError(UsageError, ValueError):
     """A setting is unknown or has a bad value."""
 

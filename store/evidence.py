@@ -151,6 +151,7 @@ _STATEMENTS: dict[str, sa.Executable] = {
         sandboxes.c.rollout_id == sa.bindparam("of"),
         sandboxes.c.status.in_(("intent", "live")),
         sa.or_(sa.bindparam("every", type_=sa.Integer) == 1, sandboxes.c.key == sa.bindparam("of_key")),
+        sandboxes.c.key != sa.bindparam("but"),
     )
     .values(status="releasing", release_requested_at=sa.bindparam("now")),
 }
@@ -257,6 +258,12 @@ def _(row: rows.SandboxReleasing, now: int, lease: rows.Lease) -> list[Made]:
     return [
         (
             "releasing",
-            {"of": lease.rollout_id, "every": int(row.key is None), "of_key": row.key or "", "now": now},
+            {
+                "of": lease.rollout_id,
+                "every": int(row.key is None),
+                "of_key": row.key or "",
+                "but": row.but or "",
+                "now": now,
+            },
         )
     ]

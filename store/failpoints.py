@@ -34,6 +34,9 @@ WRITES = (
     "note_live_sandbox",
     "give_up_sandbox",
     "give_up_abandoned",
+    "give_up_ownerless",
+    "take_from_dead",
+    "write_off",
 )
 """Every kind of write there is."""
 

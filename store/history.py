@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from store import engine, errors, place, questions, rows, schema, standing
+from store import engine, errors, orphans, place, questions, rows, schema, standing
 from store.dialect import Dialect, is_trouble
 from store.schema import artifacts, attempts, grades, llm_calls, patches, rewards, rollouts, sandboxes, steps
 
@@ -43,6 +43,7 @@ class History:
     def __init__(self, url: sa.URL, *, outage_s: float = 0.0) -> None:
         self._url = url
         self._outage_s = outage_s
+        self._dialect = Dialect.of(url)
         self._engines: dict[asyncio.AbstractEventLoop, AsyncEngine] = {}
 
     @classmethod
@@ -116,7 +117,8 @@ class History:
                 rollouts.c.id, rollouts.c.run_id, rollouts.c.instance_id, rollouts.c.sample, rollouts.c.retry_no,
                 rollouts.c.agent_type, rollouts.c.state, rollouts.c.attempts, rewards.c.reward,
                 grades.c.outcome.label("grade_outcome"), grades.c.mask_sample, rollouts.c.failure_class,
-                rollouts.c.failure_msg, rollouts.c.created_at, rollouts.c.finished_at,
+                rollouts.c.failure_msg, rollouts.c.created_at, rollouts.c.finished_at, rollouts.c.task_sha256,
+                rollouts.c.config_sha256,
             )
             .join(rewards, rewards.c.rollout_id == rollouts.c.id, isouter=True)
             .join(grades, grades.c.grade_id == rewards.c.grade_id, isouter=True)
@@ -160,6 +162,30 @@ class History:
             .where(v.c.task_sha256 == task_sha256, v.c.grader_digest == grader_digest)
             .order_by(v.c.at)
         )
+
+    async def worker(self, worker_id: str) -> Record | None:
+        """Return a worker's row, or None."""
+        w = schema.workers.c
+        found = await self._all(sa.select(schema.workers).where(w.worker_id == worker_id))
+        return found[0] if found else None
+
+    async def open_sandboxes(self) -> list[Record]:
+        """Return every open ledger row, oldest first; see `orphans.open_sandboxes`."""
+        return await self._all(orphans.open_sandboxes(self._dialect))
+
+    async def unfinished(self) -> list[Record]:
+        """Return every rollout that is not over, oldest first; see `orphans.unfinished`."""
+        return await self._all(orphans.unfinished(self._dialect))
+
+    async def authorities(self) -> list[tuple[str, str]]:
+        """Return the (provider, authority) pairs that sandboxes of this store were made under."""
+        query = sa.select(sandboxes.c.provider, sandboxes.c.provider_ref).distinct()
+        return sorted((row["provider"], row["provider_ref"]) for row in await self._all(query))
+
+    async def now(self) -> int:
+        """Return the database's clock, epoch milliseconds."""
+        ((now,),) = [row.values() for row in await self._all(sa.select(self._dialect.now.label("now")))]
+        return int(now)
 
     async def run_states(self, run_ids: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return run -> state -> number of rollouts, for the runs that exist."""

@@ -5,21 +5,15 @@ Sandboxes that belong to no rollout (control runs) have no lease either: the wor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from store import rows
-from store import workers as processes
-from store.schema import LEDGER_OPEN, sandboxes, workers
+from store.schema import sandboxes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from store.dialect import Dialect
-
-_SILENT_MS = 600_000
-"""A worker that cannot be looked at is believed gone after this long without a heartbeat, and past its deadline."""
 
 
 def next_ordinal(connection: sa.Connection, rollout_id: str, fence: int) -> int:
@@ -30,12 +24,14 @@ def next_ordinal(connection: sa.Connection, rollout_id: str, fence: int) -> int:
     return int(found)
 
 
-def close(connection: sa.Connection, dialect: Dialect, key: str, proof: str) -> bool:
-    """Mark a sandbox released with the provider's proof; False when it was closed before."""
+def close(
+    connection: sa.Connection, dialect: Dialect, key: str, proof: str, status: str = "released"
+) -> bool:
+    """Mark a sandbox released with the provider's proof, or lost when nothing was ever made; False when it was closed."""
     changed = connection.execute(
         sa.update(sandboxes)
         .where(sandboxes.c.key == key, sandboxes.c.status == "releasing")
-        .values(status="released", released_at=dialect.now, proof=proof, last_error=None)
+        .values(status=status, released_at=dialect.now, proof=rows.storable(proof), last_error=None)
         .returning(sandboxes.c.key)
     ).fetchall()
     return bool(changed)
@@ -94,46 +90,3 @@ def give_up(connection: sa.Connection, dialect: Dialect, key: str) -> None:
 
 def _declared(key: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (sandboxes.c.key == key, sandboxes.c.rollout_id.is_(None))
-
-
-def give_up_abandoned(
-    connection: sa.Connection,
-    dialect: Dialect,
-    here: processes.WorkerIdentity,
-    owner_of: Callable[[str], str | None],
-) -> list[tuple[str, str]]:
-    """Mark every open sandbox of no rollout whose worker is gone as to be released; return (key, authority) of each.
-
-    `owner_of` tells a key's worker id. A worker that may still live keeps its own.
-    """
-    now = int(connection.execute(sa.select(dialect.now)).scalar_one())
-    found = connection.execute(
-        sa.select(sandboxes)
-        .where(sandboxes.c.rollout_id.is_(None), sandboxes.c.status.in_(LEDGER_OPEN))
-        .order_by(sandboxes.c.key)
-    ).fetchall()
-    owners = {row.key: owner_of(row.key) for row in found}
-    known = {
-        worker.worker_id: worker
-        for worker in connection.execute(
-            sa.select(workers).where(workers.c.worker_id.in_({owner for owner in owners.values() if owner}))
-        )
-    }
-    gone = [row for row in found if _is_abandoned(row, known.get(owners[row.key] or ""), here, now)]
-    for row in gone:
-        give_up(connection, dialect, row.key)
-    return [(row.key, row.provider_ref) for row in gone]
-
-
-def _is_abandoned(
-    row: sa.Row[Any], worker: sa.Row[Any] | None, here: processes.WorkerIdentity, now: int
-) -> bool:
-    overdue = bool((row.expires_at or row.create_deadline) < now)
-    if worker is None:
-        return overdue
-    if worker.stopping:
-        return True
-    runs = processes.runs(worker, here)
-    if runs is None:
-        return overdue and bool(worker.heartbeat_at < now - _SILENT_MS)
-    return not runs

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from store import engine, errors, leases, ledger, rows
+from store import engine, errors, leases, ledger, orphans, rows, workers
 from store.changes import Change
 from store.dialect import Dialect
 from store.history import History
@@ -200,9 +200,12 @@ class Store:
             "next_sandbox_ordinal", lambda c: ledger.next_ordinal(c, lease.rollout_id, lease.fence)
         )
 
-    async def close_sandbox(self, key: str, proof: str) -> bool:
-        """Mark a sandbox released with the provider's proof; False when it was closed before."""
-        return await self._writer.write("close_sandbox", lambda c: ledger.close(c, self.dialect, key, proof))
+    async def close_sandbox(self, key: str, proof: str, *, lost: bool = False) -> bool:
+        """Mark a sandbox released with the provider's proof, or lost; False when it was closed before."""
+        status = "lost" if lost else "released"
+        return await self._writer.write(
+            "close_sandbox", lambda c: ledger.close(c, self.dialect, key, proof, status)
+        )
 
     async def note_failed_release(self, key: str, error: str) -> None:
         """Count a release that could not be proven; the ledger row stays open."""
@@ -227,8 +230,34 @@ class Store:
         """
         return await self._writer.write(
             "give_up_abandoned",
-            lambda c: ledger.give_up_abandoned(c, self.dialect, self.worker, owner_of),
+            lambda c: orphans.give_up_abandoned(c, self.dialect, self.worker, owner_of),
         )
+
+    async def give_up_ownerless(self) -> list[str]:
+        """Mark the sandboxes of rollouts that are over or that nobody holds as to be released; return their keys."""
+        return await self._writer.write(
+            "give_up_ownerless", lambda c: orphans.give_up_ownerless(c, self.dialect)
+        )
+
+    async def take_from_dead(self) -> list[str]:
+        """End the leases of provably dead workers of this machine; return the rollouts, free to be claimed."""
+        return await self._writer.write(
+            "take_from_dead", lambda c: orphans.take_from_dead(c, self.dialect, self.worker)
+        )
+
+    async def write_off(self, ref: str, why: str) -> list[str]:
+        """Mark the sandboxes of an authority that will never answer as lost, past their expiry; return their keys."""
+        return await self._writer.write("write_off", lambda c: orphans.write_off(c, self.dialect, ref, why))
+
+    async def is_dead(self, worker_id: str) -> bool:
+        """Say whether a worker is provably dead, as far as this process can see."""
+        row = await self.history.worker(worker_id)
+        return row is not None and workers.runs(workers.Recorded.of(row), self.worker) is False
+
+    async def may_live(self, worker_id: str) -> bool:
+        """Say whether a worker has not ended on its own and is not provably dead."""
+        row = await self.history.worker(worker_id)
+        return row is not None and not row["stopping"] and not await self.is_dead(worker_id)
 
     async def record_validation(self, row: rows.ValidationRow) -> None:
         """Store one control run of a task."""

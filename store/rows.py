@@ -227,9 +227,10 @@ class SandboxLive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxReleasing:
-    """The sandbox is given up; None as `key` means every open one of the rollout."""
+    """The sandbox is given up; None as `key` means every open one of the rollout, save the one called `but`."""
 
     key: str | None = None
+    but: str | None = None
 
 
 Row = StepRow | LlmCallRow | PatchRow | GradeRow | RewardRow | SandboxIntent | SandboxLive | SandboxReleasing

@@ -25,6 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+VIEWS = ("sandbox_ledger", "sandbox_leaks")
+"""For people's SQL; made by the migrations."""
 STATES = ("created", "sandbox_ready", "agent_running", "patched", "graded", "released", "failed")
 TERMINAL = ("released", "failed")
 LEDGER_OPEN = ("intent", "live", "releasing")

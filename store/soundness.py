@@ -50,7 +50,12 @@ def complaints(url: str) -> list[str]:
             return [
                 f"the schema is at {at or 'none'}, behind this program's {revisions.newest()}: run `rollouts db upgrade`"
             ]
-        return [*_differences(connection), *_missing_checks(connection), *_missing_guards(connection)]
+        return [
+            *_differences(connection),
+            *_missing_checks(connection),
+            *_missing_guards(connection),
+            *_missing_views(connection),
+        ]
 
 
 @contextmanager
@@ -141,6 +146,12 @@ def _missing_checks(connection: sa.Connection) -> Iterator[str]:
 _POSTGRESQL_TRIGGERS = """SELECT t.tgname, pg_get_triggerdef(t.oid), pg_get_functiondef(t.tgfoid) FROM pg_trigger AS t
   JOIN pg_class AS c ON c.oid = t.tgrelid
   WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND c.relnamespace = current_schema()::regnamespace"""
+
+
+def _missing_views(connection: sa.Connection) -> Iterator[str]:
+    there = set(sa.inspect(connection).get_view_names())
+    for name in sorted(set(schema.VIEWS) - there):
+        yield f"view {name} is missing"
 
 
 def _missing_guards(connection: sa.Connection) -> Iterator[str]:

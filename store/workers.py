@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,22 +53,23 @@ def _started(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-class Recorded(Protocol):
-    """What a worker wrote down of itself."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What a worker wrote down of itself, as far as it tells whether it lives."""
 
-    @property
-    def host(self) -> str: ...
-    @property
-    def boot_id(self) -> str: ...
-    @property
-    def pid_ns(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def pid_started(self) -> str: ...
+    host: str
+    boot_id: str
+    pid_ns: str
+    pid: int
+    pid_started: str
+
+    @classmethod
+    def of(cls, row: Any) -> Recorded:  # noqa: ANN401 - a row of `workers`
+        """Take what counts from a row, a mapping."""
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
-def runs(worker: Recorded, here: WorkerIdentity) -> bool | None:
+def runs(worker: Recorded | WorkerIdentity, here: WorkerIdentity) -> bool | None:
     """Say whether a recorded worker still runs, None when that cannot be seen from `here`, the process that asks."""
     if worker.host != here.host or not worker.boot_id:
         return None

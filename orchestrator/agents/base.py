@@ -58,7 +58,10 @@ class LlmCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One turn: the messages it added to the conversation (those before the first reply included) and its counts."""
+    """One turn: the messages it added to the conversation (those before the first reply included) and its counts.
+
+    One without messages is a request that got no answer.
+    """
 
     name: str
     """`turn-0001`, `turn-0002`, ...; unique within an attempt."""
@@ -72,10 +75,18 @@ class Step:
 
 
 class Recorder(Protocol):
-    """Stores steps. When `record` returns, the step is durable."""
+    """Stores what an agent did. When a method returns, the fact is durable."""
+
+    async def answered(self, step: str, calls: list[LlmCall]) -> None:
+        """Store the calls of a step before anything is done that they ask for.
+
+        A later worker tells from it whether the sandbox may be ahead of the transcript: then calls stand without
+        their step.
+        """
+        ...
 
     async def record(self, step: Step) -> None:
-        """Store one step with its calls in one transaction."""
+        """Store one completed step; its calls are stored already."""
         ...
 
 

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 AGENT_NAMES = ("swe",)
 """Every name that `make` knows."""
+_CONTINUE = frozenset({"swe"})
+
+
+def continues(name: str) -> bool:
+    """Say whether this kind of agent can go on after the steps that an earlier worker recorded."""
+    return name in _CONTINUE
 
 
 def make(name: str, llm: LlmSettings) -> Agent:

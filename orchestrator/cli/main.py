@@ -8,13 +8,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from orchestrator import errors
-from orchestrator.cli import db, doctor, look, run, sql, status, validate
+from orchestrator.cli import clean, db, doctor, look, run, sql, status, validate
 from orchestrator.cli.console import complain, show_warnings
 from store import errors as store_errors
 
 _WRONG = 1
 _USAGE = 2
-_RUN, _LOOK, _KEEP = "Run", "Look", "Keep"
+_RUN, _LOOK, _AFTER, _KEEP = "Run", "Look", "After a crash", "Keep"
 
 app = typer.Typer(
     name="rollouts",
@@ -44,6 +44,7 @@ app.command("list", rich_help_panel=_LOOK)(look.list_rollouts)
 app.command("show", rich_help_panel=_LOOK)(look.show)
 app.command("sql", rich_help_panel=_LOOK)(sql.sql)
 app.command("doctor", rich_help_panel=_KEEP)(doctor.doctor)
+app.command("clean", rich_help_panel=_AFTER)(clean.clean)
 app.add_typer(db.app, name="db", rich_help_panel=_KEEP)
 
 

@@ -13,12 +13,13 @@ from orchestrator.steps import created, graded
 from store import failpoints, rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from orchestrator.rollout.runtime import Runtime
     from orchestrator.sandbox.base import Sandbox, SandboxProvider
     from orchestrator.settings import Settings
     from orchestrator.tasks.record import Task
+    from store.history import Record
     from store.rollouts import Store
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 _RELEASE_MARGIN_S = 900
 
 
-def spec_of(key: str, role: Role, task: Task, settings: Settings) -> SandboxSpec:
+def spec_of(key: str, role: Role, task: Task, settings: Settings, *, fence: int = 0) -> SandboxSpec:
     """Describe a sandbox; its time to live covers start-up, agent, grading and a margin."""
     box = settings.sandbox
     budget = box.create_timeout_s + settings.agent.timeout_s + settings.grading.extract_timeout_s
@@ -35,6 +36,7 @@ def spec_of(key: str, role: Role, task: Task, settings: Settings) -> SandboxSpec
         key=key,
         role=role,
         task=task,
+        fence=fence,
         limits=Limits(memory_mb=box.memory_mb, processes=box.processes, file_mb=box.file_mb),
         ttl_s=round(budget) + _RELEASE_MARGIN_S,
         create_timeout_s=box.create_timeout_s,
@@ -71,7 +73,7 @@ async def next_spec(
     """Describe the next sandbox of this lease under a key nobody has used."""
     ordinal = await runtime.store.next_sandbox_ordinal(lease)
     key = identity.sandbox_key(runtime.store.uuid, lease.rollout_id, lease.fence, ordinal)
-    return spec_of(key, role, task, settings)
+    return spec_of(key, role, task, settings, fence=lease.fence)
 
 
 async def make(runtime: Runtime, spec: SandboxSpec) -> Sandbox:
@@ -95,22 +97,38 @@ async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
     return [
         row["key"]
         for row in await store.history.of_rollout("sandboxes", rollout_id)
-        if row["status"] == "releasing"
-        and not await _release(store, provider, row["key"], row["provider_ref"])
+        if row["status"] == "releasing" and not await release(store, provider, row)
     ]
 
 
-async def _release(store: Store, provider: SandboxProvider, key: str, ref: str) -> bool:
-    """Remove a sandbox at the authority its row names and close the row; False, and a note, without proof."""
+async def discard(runtime: Runtime, key: str) -> None:
+    """Remove a sandbox that this process made and nobody wants; what does not succeed is left to `clean`."""
+    try:
+        await graded.release(runtime.provider, key, runtime.provider.ref)
+    except errors.Failure as e:
+        logger.warning("sandbox %s is not wanted and could not be removed: %s", key, e)
+
+
+async def release(store: Store, provider: SandboxProvider, row: Record) -> bool:
+    """Remove a sandbox at the authority its ledger row names and close the row; False, and a note, without proof.
+
+    What was never seen to live is `lost` once its create call cannot take effect any more and the provider has nothing.
+    """
+    key, ref = row["key"], row["provider_ref"]
+    unseen = provider.creates_late and row["live_at"] is None
     try:
         failpoints.hit("sandbox.before_release")
+        late = unseen and row["create_deadline"] > await store.history.now()
+        nothing = unseen and not await graded.listed(provider, key, ref)
         proof = await graded.release(provider, key, ref)
         failpoints.hit("sandbox.after_release")
+        if late:
+            raise errors.SandboxLost(f"its create call may take effect until {row['create_deadline']}")
     except errors.Failure as e:
         logger.warning("sandbox %s is not released yet: %s", key, e)
         await store.note_failed_release(key, str(e))
         return False
-    await store.close_sandbox(key, proof)
+    await store.close_sandbox(key, f"nothing was ever made; {proof}" if nothing else proof, lost=nothing)
     return True
 
 
@@ -119,7 +137,7 @@ def key_without_rollout(store: Store, ordinal: int) -> str:
     return identity.sandbox_key(store.uuid, store.worker.worker_id, 0, ordinal)
 
 
-def _owner_of(key: str) -> str | None:
+def owner_of(key: str) -> str | None:
     """Return the worker id in a key that `key_without_rollout` made."""
     if not identity.is_sandbox_key(key):
         return None
@@ -147,10 +165,16 @@ async def without_rollout(
         try:
             await store.give_up_sandbox(spec.key)
         finally:
-            await _release(store, provider, spec.key, intent.provider_ref)
+            await _release_open(store, provider, {spec.key})
 
 
 async def sweep_abandoned(store: Store, provider: SandboxProvider) -> int:
     """Remove the sandboxes without a rollout whose worker is gone; return how many are proven gone now."""
-    abandoned = await store.give_up_abandoned(_owner_of)
-    return sum([await _release(store, provider, key, ref) for key, ref in abandoned])
+    abandoned = await store.give_up_abandoned(owner_of)
+    return await _release_open(store, provider, {key for key, _ in abandoned})
+
+
+async def _release_open(store: Store, provider: SandboxProvider, keys: Collection[str]) -> int:
+    """Release those of the open ledger rows; return how many are proven gone now."""
+    wanted = [row for row in await store.history.open_sandboxes() if row["key"] in keys]
+    return sum([await release(store, provider, row) for row in wanted])

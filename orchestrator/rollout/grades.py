@@ -98,10 +98,10 @@ async def _all_attempts(walk: Walk) -> list[Record]:
 
 async def _grade_in_fresh_sandbox(walk: Walk, data: bytes) -> tuple[Grade, str, str]:
     spec = await custody.next_spec(walk.runtime, walk.lease, Role.GRADING, walk.task, walk.settings)
-    await walk.note([custody.intent_of(walk.runtime, spec)])
-    sandbox = await custody.make(walk.runtime, spec)
+    sandbox = await walk.make_sandbox(spec)
     try:
-        await walk.note([custody.live_of(sandbox)])
+        async with walk.kept(sandbox):
+            await walk.note([custody.live_of(sandbox)])
         grade = await patched.grade(walk.task, data, sandbox, walk.settings.grading)
         failpoints.hit("grade.after_grading")
     finally:

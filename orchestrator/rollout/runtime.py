@@ -29,10 +29,14 @@ class Runtime:
     new_id: Callable[[], str]
     """Unique for ever, sorted by time."""
     monotonic: Callable[[], float]
+    elapsed: Callable[[], float]
+    """Seconds of real time, a suspended machine's included."""
     random: Callable[[], float]
     """In [0, 1): spreads retries."""
     on_cancel: Literal["interrupt", "fail"] = "interrupt"
     """When the caller cancels: give the attempt back for a later resume, or end the rollout as cancelled."""
+    serves_sessions: bool = True
+    """Session-bound rollouts are walked for their own callers, who are here; else they can only be ended."""
     on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None
     """Told after every durable state change; for progress displays."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, assert_never
 
 from orchestrator import errors
 from orchestrator.agents.base import AgentRun, AgentTask
-from orchestrator.rollout import custody, grades
+from orchestrator.rollout import custody, grades, takeover, transcript
 from orchestrator.sandbox.base import Role
 from orchestrator.settings import Settings
 from orchestrator.states import TERMINAL, State
@@ -16,11 +17,11 @@ from orchestrator.tasks.record import RepoSource, Task
 from store import failpoints, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from orchestrator.agents.base import Endpoint, LlmCall, Step
     from orchestrator.rollout.runtime import Runtime
-    from orchestrator.sandbox.base import Sandbox
+    from orchestrator.sandbox.base import Sandbox, SandboxSpec
     from store.history import Record
 
 
@@ -47,6 +48,8 @@ class Walk:
         self._version = lease.version
         self._sandbox: Sandbox | None = None
         self._base_commit = ""
+        self._steps: Sequence[Step] = ()
+        """Durable steps of the agent that an earlier owner ran."""
 
     @classmethod
     async def load(cls, runtime: Runtime, lease: rows.Lease) -> Walk:
@@ -63,7 +66,9 @@ class Walk:
 
     async def to_the_end(self) -> None:
         """Do the work of each state until the rollout is released; raises a `Failure`, `Superseded`, `ReleasePending`."""
-        await self._settle_predecessor()
+        left = await takeover.settle(self)
+        if left is not None:
+            self._sandbox, self._base_commit, self._steps = left.sandbox, left.base_commit, left.steps
         while self.state not in TERMINAL:
             match self.state:
                 case State.CREATED:
@@ -124,20 +129,32 @@ class Walk:
             outcome = await write(self._current_lease())
         self._follow(outcome)
 
+    async def answered(self, step: str, calls: list[LlmCall]) -> None:
+        """Store the calls of a step (see `agents.base.Recorder`)."""
+        await self.note(transcript.call_rows(step, calls))
+
     async def record(self, step: Step) -> None:
-        """Store one agent step with its calls (the agent's recorder)."""
-        output = {"messages": step.messages}
-        turn = rows.StepRow(
-            name=step.name,
-            output=output,
-            tool_calls=step.tool_calls,
-            format_errors=step.format_errors,
-            command_timeouts=step.command_timeouts,
-            truncated_observations=step.truncated_observations,
-            tool_ms=step.tool_ms,
-        )
-        stored: list[rows.Row] = [turn] if step.messages else []
-        await self.note([*stored, *(_call_row(step.name, call) for call in step.calls)])
+        """Store a completed step (see `agents.base.Recorder`)."""
+        await self.note([transcript.step_row(step)])
+
+    async def make_sandbox(self, spec: SandboxSpec) -> Sandbox:
+        """Write the intent down, then make the sandbox."""
+        asked_s = self.runtime.elapsed()
+        await self.note([custody.intent_of(self.runtime, spec)])
+        if self.runtime.elapsed() - asked_s >= spec.create_timeout_s:
+            raise errors.SandboxCreateFailed(
+                f"the time to make sandbox {spec.key} was over before it began: this process stood still"
+            )
+        return await custody.make(self.runtime, spec)
+
+    @asynccontextmanager
+    async def kept(self, sandbox: Sandbox) -> AsyncIterator[None]:
+        """Remove a new sandbox at once when the rollout turns out to be somebody else's: its ledger row may be closed."""
+        try:
+            yield
+        except Superseded:
+            await custody.discard(self.runtime, sandbox.key)
+            raise
 
     async def let_go(self) -> None:
         """End what runs in the task sandbox and drop local resources."""
@@ -169,27 +186,13 @@ class Walk:
             case _:
                 assert_never(outcome)
 
-    async def _settle_predecessor(self) -> None:
-        """Give up what an earlier owner left; from before the patch, that means a new attempt."""
-        crashes = self.row["crash_count"]
-        poisoned = self.lease.previous == "crashed" and crashes > errors.BUDGETS[errors.Budget.CRASH]
-        if poisoned and self.state is not State.GRADED:
-            raise errors.WorkerLost(
-                f"{crashes} workers died on this rollout", hint="look at what they had in common"
-            )
-        if self.state in (State.SANDBOX_READY, State.AGENT_RUNNING):
-            await self.move(
-                "restart", payload={"previous": self.lease.previous}, extra=[rows.SandboxReleasing()]
-            )
-        else:
-            await self.note([rows.SandboxReleasing()])
-        await custody.release_given_up(self.runtime, self.lease.rollout_id)
-
     async def _provision(self) -> None:
         spec = await custody.next_spec(self.runtime, self.lease, Role.TASK, self.task, self.settings)
-        await self.note([custody.intent_of(self.runtime, spec)])
-        self._sandbox = await custody.make(self.runtime, spec)
-        await self.move("provision", payload={"sandbox": spec.key}, extra=[custody.live_of(self._sandbox)])
+        self._sandbox = await self.make_sandbox(spec)
+        async with self.kept(self._sandbox):
+            await self.move(
+                "provision", payload={"sandbox": spec.key}, extra=[custody.live_of(self._sandbox)]
+            )
 
     async def _start_agent(self) -> None:
         self._base_commit = await sandbox_ready.prepare(self.task, self._task_sandbox())
@@ -217,6 +220,7 @@ class Walk:
             settings=self.settings.agent,
             recorder=self,
             monotonic=self.runtime.monotonic,
+            history=list(self._steps),
         )
         finished = await agent_running.work(run, self.settings.llm, self._base_commit, self.settings.grading)
         failpoints.hit("agent.after_extract")
@@ -257,21 +261,3 @@ class Walk:
 
     def _endpoint(self) -> Endpoint:
         return self.runtime.endpoint_of(self.row, self.settings)
-
-
-def _call_row(step: str, call: LlmCall) -> rows.LlmCallRow:
-    return rows.LlmCallRow(
-        kind=call.kind,
-        outcome=call.outcome,
-        step=step,
-        request_sha256=call.request_sha256,
-        response_id=call.response_id,
-        model=call.model,
-        http_status=call.http_status,
-        finish_reason=call.finish_reason,
-        prompt_tokens=call.prompt_tokens,
-        completion_tokens=call.completion_tokens,
-        cached_tokens=call.cached_tokens,
-        duration_ms=call.duration_ms,
-        error=call.error,
-    )

@@ -70,6 +70,8 @@ class SandboxSpec:
     task: Task
     limits: Limits = field(default_factory=Limits)
     network: bool = False
+    fence: int = 0
+    """The caller's fencing token, for the provider's own log."""
     ttl_s: int = 7200
     """The provider's own last net: after this the instance may vanish."""
     create_timeout_s: float = 600.0
@@ -165,6 +167,8 @@ class SandboxProvider(Protocol):
     """Makes, finds and removes sandboxes of one kind."""
 
     name: str
+    creates_late: bool
+    """True when a create call that was cut off may still take effect, up to its timeout."""
 
     @property
     def ref(self) -> str:
@@ -196,7 +200,11 @@ class SandboxProvider(Protocol):
         ...
 
     async def attach(self, spec: SandboxSpec, provider_id: str) -> Sandbox:
-        """Return a sandbox that another process made; raises `errors.SandboxLost` when it is gone."""
+        """Return a sandbox that another process made; raises `errors.SandboxLost` when it is gone.
+
+        Its shell session has the directory, exported variables and functions that the last one had; processes that
+        were left running there may be gone.
+        """
         ...
 
     async def release(self, key: str, ref: str | None = None) -> str:

@@ -32,9 +32,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PROBE_KEY = "preflight"
 _PARTS = ("work", "home", "tmp", "shm", "private", "root")
-_INSTALL_HINT = (
-    "apt-get install bubblewrap (or your system's package of that name), or pass --allow-no-isolation"
-)
+_ALLOW_HINT = "pass --allow-no-isolation"
+_INSTALL_HINT = f"apt-get install bubblewrap (or your system's package of that name), or {_ALLOW_HINT}"
 
 
 class LocalProvider:
@@ -44,6 +43,7 @@ class LocalProvider:
     """
 
     name = "local"
+    creates_late = False
 
     def __init__(self, settings: SandboxSettings, *, cache_dir: Path) -> None:
         self._settings = settings
@@ -125,6 +125,7 @@ class LocalProvider:
             raise errors.SandboxLost(f"sandbox {spec.key} in {folder} is another one than {provider_id}")
         sandbox = await self._sandbox(spec, folder)
         sandbox.base_commit = meta["base_commit"]
+        sandbox.continues = True
         return sandbox
 
     async def release(self, key: str, ref: str | None = None) -> str:
@@ -178,9 +179,12 @@ class LocalProvider:
             problems.append(f"{name}: {problem}")
         if self._settings.allow_no_isolation and wanted in {"auto", "none"}:
             return Isolation.NONE
-        reason = "; ".join(problems) or "isolation 'none' is set"
+        if not problems:
+            raise errors.IsolationRefused(
+                "sandbox.isolation is set to 'none'", hint=f"set it to auto, or {_ALLOW_HINT}"
+            )
         raise errors.IsolationRefused(
-            f"sandboxes cannot be kept apart on this machine ({reason})", hint=_INSTALL_HINT
+            f"sandboxes cannot be kept apart on this machine ({'; '.join(problems)})", hint=_INSTALL_HINT
         )
 
     async def _probe(self, name: Isolation) -> str | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 META = "sandbox.json"
 """Written last: a folder without it is not a sandbox yet, or no more."""
+_SHELL_STATE = ".rollout-shell"
 _ENTER = 'printf + >&$1; eval "exec $1>&-"; cd -- "$2" || exit 1; shift 2; exec "$@"'
 
 
@@ -51,6 +52,8 @@ class LocalSandbox:
         self._view = view
         self._launcher = "; ".join([limit_script, *[f"echo 0 > '{f}'" for f in cgroup_files], 'exec "$@"'])
         self._session: BashSession | None = None
+        self.continues = False
+        """The next shell session begins where the last one of an earlier worker stopped."""
         self._session_lock = asyncio.Lock()
         self._running: set[ProcessTree] = set()
         mounts = (*view.mounts, private_mount(view.folder))
@@ -162,7 +165,12 @@ class LocalSandbox:
             await self._end_session()
         if self._session is None:
             await self._require_folder()
-            self._session = open_session(partial(self._launch, env=self._view.env, private=False))
+            restore, self.continues = self.continues, False
+            self._session = open_session(
+                partial(self._launch, env=self._view.env, private=False),
+                f"{self._view.env['HOME']}/{_SHELL_STATE}",
+                restore=restore,
+            )
         return self._session
 
     async def _end_session(self) -> None:

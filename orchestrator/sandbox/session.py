@@ -160,10 +160,12 @@ async def _write_all(fd: int, data: bytes, tree: ProcessTree) -> None:
                 loop.remove_writer(fd)
 
 
-def open_session(start: Starter) -> BashSession:
+def open_session(start: Starter, state: str, *, restore: bool) -> BashSession:
     """Start bash through `start(argv, output_fd, pass_fds)`, which keeps no descriptor.
 
-    Raises `errors.SandboxLost` when no descriptor is left.
+    After every command its directory, exported variables and functions are kept in the file `state`, a path inside
+    the sandbox; with `restore` the session begins with what an earlier one left there. Raises `errors.SandboxLost`
+    when no descriptor is left.
     """
     try:
         output_r, output_w = os.pipe()
@@ -171,9 +173,13 @@ def open_session(start: Starter) -> BashSession:
         status_r, status_w = os.pipe()
     except OSError as error:
         raise errors.SandboxLost(f"no descriptors for a shell session: {error}") from error
+    file = quote(state)
+    begin = f". {file} </dev/null >/dev/null 2>&1" if restore else f": >| {file}"
     prelude = (
         f"exec 3>&{status_w} 5>&1; exec {status_w}>&- {script_r}<&-\n"
-        '__rollout_status() { builtin printf "%s\\n" "$1" >&3; return "$1"; }\n'
+        f"{{ {begin}; }} 2>/dev/null 3>&- 5>&-\n"
+        f"__rollout_keep() {{ builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin export -p; builtin declare -f; }} >| {file}\n"
+        '__rollout_status() { __rollout_keep || :; builtin printf "%s\\n" "$1" >&3; return "$1"; }\n'
         'builtin printf "ready\\n" >&3\n'
     )
     os.write(script_w, prelude.encode())

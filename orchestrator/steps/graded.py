@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 RELEASE_TIMEOUT_S = 120.0
 
 
+async def listed(provider: SandboxProvider, key: str, ref: str) -> bool:
+    """Say whether the authority `ref` has a sandbox with this key; raises `errors.SandboxLost` when it does not answer."""
+    try:
+        async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            return any(found.key == key for found in await provider.list_ours(key, ref))
+    except TimeoutError:
+        raise errors.SandboxLost(
+            f"the provider did not list its sandboxes within {RELEASE_TIMEOUT_S:g} s"
+        ) from None
+
+
 async def release(provider: SandboxProvider, key: str, ref: str) -> str:
     """Remove a sandbox that was made under the authority `ref` and return the proof that it is gone.
 

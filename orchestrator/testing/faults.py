@@ -28,6 +28,7 @@ class FaultyProvider:
         self.fault = fault
         self.calls: Counter[str] = Counter()
         self.name = inner.name
+        self.creates_late = inner.creates_late
 
     @property
     def ref(self) -> str:

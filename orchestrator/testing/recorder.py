@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.agents.base import Step
+
 if TYPE_CHECKING:
-    from orchestrator.agents.base import Message, Step
+    from orchestrator.agents.base import LlmCall, Message
 
 
 class MemoryRecorder:
@@ -14,11 +16,17 @@ class MemoryRecorder:
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
+    async def answered(self, step: str, calls: list[LlmCall]) -> None:
+        """Keep the calls as a step without messages; its name must be new, as a store demands."""
+        if any(known.name == step for known in self.steps):
+            raise ValueError(f"a step called {step} is already recorded")
+        self.steps.append(Step(name=step, messages=[], calls=list(calls)))
+
     async def record(self, step: Step) -> None:
-        """Keep the step; its name must be new, as a store demands."""
-        if any(known.name == step.name for known in self.steps):
-            raise ValueError(f"a step called {step.name} is already recorded")
-        self.steps.append(step)
+        """Keep the step in the place of its calls."""
+        if not self.steps or self.steps[-1].name != step.name or self.steps[-1].messages:
+            raise ValueError(f"the calls of {step.name} are not recorded, or the step is already")
+        self.steps[-1] = step
 
     @property
     def messages(self) -> list[Message]:

@@ -285,15 +285,16 @@ async def check_stop_ends_every_process_and_keeps_files(
 
 
 async def check_attaching_finds_the_same_files(provider: SandboxProvider, new_spec: SpecFactory) -> None:
-    """`attach` gives a working sandbox over the same folder with a session of its own."""
+    """`attach` gives a working sandbox over the same folder whose session goes on where the last one stopped."""
     spec = new_spec()
     async with _made(provider, spec) as box:
-        await _say(box, "cd /; echo mine > ~/note")
+        await _say(box, "echo mine > ~/note; export GREETING='hi\nyou'; twice() { echo $1 $1; }; cd /usr")
         await box.write(f"{box.workdir}/edited", b"1")
         await box.detach()
         other = await provider.attach(spec, box.provider_id)
         try:
-            _expect(await _say(other, "pwd; cat edited ~/note"), f"{box.workdir}\n1mine", "files")
+            seen = await _say(other, f'pwd; twice "$GREETING"; cat {box.workdir}/edited ~/note')
+            _expect(seen, "/usr\nhi you hi you\n1mine", "directory, function, variable and files")
             _expect(other.key, spec.key, "key")
         finally:
             await other.detach()

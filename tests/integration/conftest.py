@@ -113,6 +113,7 @@ async def machine(
             endpoint_of=endpoint_of,
             new_id=new_id,
             monotonic=time.monotonic,
+            elapsed=time.monotonic,
             random=lambda: 0.0,
             on_move=lambda _id, state: made.moves.append(state),
         )

@@ -88,11 +88,13 @@ class _Work:
 
     async def take_turn(self, reply: Reply, answer: Answer) -> AgentExit | None:
         """Do what the reply says and make the step durable, even when the sandbox did not survive it."""
+        name = f"turn-{self.talk.turns + 1:04d}"
+        await self.run.recorder.answered(name, answer.calls)
         started = self.run.monotonic()
         turn = await self.turns.take(reply, remind=self.talk.silent_in_a_row == 0)
         tool_ms = round((self.run.monotonic() - started) * 1000)
         self.talk.add(reply.message, *turn.messages)
-        await self.record(self.step(turn, answer, tool_ms))
+        await self.record(self.step(name, turn, answer, tool_ms))
         if turn.lost:
             raise turn.lost
         if turn.destroyed:
@@ -105,7 +107,8 @@ class _Work:
     async def give_up(self, trouble: Trouble, answer: Answer) -> AgentExit:
         """Record the requests that got no answer; returns the agent's own reason or raises the failure."""
         name = f"unanswered-{self.talk.unanswered + 1:04d}"
-        await self.record(Step(name=name, messages=[], calls=answer.calls))
+        await self.run.recorder.answered(name, answer.calls)
+        self.talk.count(Step(name=name, messages=[], calls=answer.calls))
         if answer.out_of_time:
             return AgentExit(
                 reason=ExitReason.WALL_TIME, message="the time ended while the model was answering"
@@ -117,10 +120,10 @@ class _Work:
             )
         raise self.model.failure(trouble, answered=self.talk.turns > 0)
 
-    def step(self, turn: Turn, answer: Answer, tool_ms: int) -> Step:
+    def step(self, name: str, turn: Turn, answer: Answer, tool_ms: int) -> Step:
         """Return the step that this turn adds to the record."""
         return Step(
-            name=f"turn-{self.talk.turns + 1:04d}",
+            name=name,
             messages=list(self.talk.unrecorded),
             calls=answer.calls,
             tool_calls=turn.tool_calls,

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from tests.integration.durability.forking import Link
 
 TASK = ROOT / "examples" / "tasks" / "offline__wordcount-1"
-FIX = r"""sed -i "s/\[a-z\]+\"/[a-z]+(?:'[a-z]+)*\"/" wordcount/counting.py"""
+ENTER = "cd wordcount && export TARGET=counting.py"
+FIX = r"""sed -i "s/\[a-z\]+\"/[a-z]+(?:'[a-z]+)*\"/" "$TARGET" """
 TURNS: list[dict[str, Any]] = [
+    {"tool_calls": [{"name": "bash", "arguments": {"command": ENTER}}]},
     {"tool_calls": [{"name": "bash", "arguments": {"command": FIX}}]},
     {"tool_calls": [{"name": "submit", "arguments": {}}]},
 ]
@@ -52,6 +54,7 @@ async def drive(
             endpoint_of=lambda _row, _settings: endpoint,
             new_id=lambda: identity.uuid7(1_800_000_000_000, next(counter).to_bytes(10, "big")),
             monotonic=time.monotonic,
+            elapsed=time.monotonic,
             random=lambda: 0.0,
         )
         if rollout_id is None:

@@ -1,0 +1,92 @@
+"""`rollouts clean`: remove the sandboxes of everybody who is gone, with proof, and say what is left."""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli import render
+from orchestrator.cli.console import say
+from orchestrator.cli.edge import database_url, run_async
+from orchestrator.cli.options import Csv, Db, Json
+
+if TYPE_CHECKING:
+    from orchestrator.recovery import Cleaned
+
+_COLUMNS = tuple(render.Column(name) for name in ("key", "rollout_id", "outcome", "detail", "provider_ref"))
+
+
+def clean(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    all_mine: Annotated[
+        bool,
+        typer.Option("--all-mine", help="An authority this database ever used must answer, whatever is open there."),
+    ] = False,
+    write_off: Annotated[
+        str | None,
+        typer.Option(
+            "--write-off", metavar="REF", show_default=False,
+            help="Mark what is open at an authority that will never answer as lost, past its expiry.",
+        ),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why it will never answer; stored as the proof.", show_default=False)
+    ] = None,
+    db: Db = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:  # fmt: skip
+    """Remove every sandbox whose owner is gone. Live workers, and sandboxes of other databases, are never touched.
+
+    Repeating it, also at the same time, is harmless. Exit code 1: something remains, or could not be asked.
+    """
+    from orchestrator import assembly, errors
+
+    url = database_url(db)
+    if write_off is not None:
+        if not (reason and reason.strip()):
+            raise errors.UsageError(
+                "--write-off needs --reason", hint="say why the authority will never answer"
+            )
+        _write_off(url, write_off, reason)
+        return
+    done = run_async(assembly.clean(url, dry_run=dry_run, every=all_mine))
+    rows = [
+        {"key": s.key, "rollout_id": s.rollout_id, "outcome": s.outcome, "detail": s.detail, "provider_ref": s.provider_ref}
+        for s in done.swept
+    ]  # fmt: skip
+    render.emit(rows, _COLUMNS, render.form_of(as_json=as_json, as_csv=as_csv))
+    for ref, why in done.unknown.items():
+        say(f"unknown: {ref} could not be asked: {why}")
+    say(_summary(done, dry_run=dry_run))
+    raise typer.Exit(0 if dry_run or done.clean else 1)
+
+
+def _write_off(url: str, ref: str, reason: str) -> None:
+    from orchestrator import assembly
+
+    async def write() -> list[str]:
+        store = await assembly.open_existing(url)
+        try:
+            return await store.write_off(ref, f"written off by {getpass.getuser()}: {reason.strip()}")
+        finally:
+            await store.close()
+
+    lost = run_async(write())
+    for key in lost:
+        say(f"{key}: lost")
+    say(f"{len(lost)} sandboxes of {ref} written off; those of live workers and those not yet expired stay")
+
+
+def _summary(done: Cleaned, *, dry_run: bool) -> str:
+    count = [s.outcome for s in done.swept].count
+    kept = f"{count('kept')} belong to live workers"
+    if dry_run:
+        return f"{count('would remove')} sandboxes would be removed, {kept}"
+    left = count("open") + count("stray")
+    text = f"{count('removed')} sandboxes removed, {kept}, {left} not proven gone"
+    if left or done.unknown:
+        text += "; run it again when their provider answers, or see --write-off"
+    return text

@@ -1,0 +1,183 @@
+"""After a crash: remove the sandboxes of everybody who is gone, and prove it; prepare their rollouts to be claimed.
+
+Safe beside live workers and beside itself: every mark asks the row again, and only the authority that made a sandbox
+can say that it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator import errors, identity
+from orchestrator.rollout import custody
+from orchestrator.steps import graded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.sandbox.base import SandboxProvider
+    from store.history import Record
+    from store.rollouts import Store
+
+    ProviderOf = Callable[[str], SandboxProvider]
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 16
+_LIST_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Swept:
+    """What became of one sandbox."""
+
+    key: str
+    rollout_id: str | None
+    provider_ref: str
+    outcome: str
+    """removed | would remove | kept (its owner lives) | open (not proven gone) | stray (known to no open row)"""
+    detail: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class Cleaned:
+    """What one sweep did."""
+
+    swept: list[Swept] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Authority -> why it could not be asked: nothing is known about its sandboxes."""
+
+    @property
+    def clean(self) -> bool:
+        """True when nothing remains that has no live owner, and every authority that counts was asked."""
+        return not self.unknown and all(s.outcome in ("removed", "kept") for s in self.swept)
+
+
+async def clean(
+    store: Store,
+    provider_of: ProviderOf,
+    *,
+    dry_run: bool = False,
+    every: bool = False,
+    limit_s: float = 540.0,
+) -> Cleaned:
+    """Release everything whose owner is gone, then remove what the providers list under our keys without an owner.
+
+    `provider_of` maps a provider's name to one that can list and release. With `every`, an authority that does not
+    answer counts although no row of it is open. Within `limit_s` seconds, oldest first.
+    """
+    done = Cleaned()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + limit_s
+    listed = await _listed(store, provider_of, done, every=every)
+    if not dry_run:
+        await store.take_from_dead()
+        await store.give_up_ownerless()
+        await store.give_up_abandoned(custody.owner_of)
+    rows = await store.history.open_sandboxes()
+    ownerless = [row for row in rows if not await _has_owner(store, row)]
+    keys = {row["key"] for row in ownerless}
+    done.swept += [_swept(row, "kept", "its owner lives") for row in rows if row["key"] not in keys]
+    strays = _strays(listed, {row["key"] for row in rows})
+    if dry_run:
+        done.swept += [_swept(row, "would remove", row["status"]) for row in ownerless]
+        done.swept += [_stray(key, ref, "would remove", "no open row of the store") for key, ref in strays]
+        return done
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(row: Record) -> Swept:
+        async with places:
+            return await _released(store, provider_of, row, until - loop.time())
+
+    done.swept += await asyncio.gather(*(one(row) for row in ownerless))
+    for key, ref in strays:
+        done.swept += await _removed(listed[key, ref], key, ref)
+    return done
+
+
+async def _listed(
+    store: Store, provider_of: ProviderOf, done: Cleaned, *, every: bool
+) -> dict[tuple[str, str], SandboxProvider]:
+    """Ask every authority for the instances under our keys, before the rows are read: an instance has a row by then.
+
+    One that does not answer counts as unknown when the store has open rows of it, or with `every`.
+    """
+    prefix = identity.sandbox_prefix(store.uuid)
+    counts = {(row["provider"], row["provider_ref"]) for row in await store.history.open_sandboxes()}
+    found: dict[tuple[str, str], SandboxProvider] = {}
+    for name, ref in await store.history.authorities():
+        try:
+            provider = provider_of(name)
+            async with asyncio.timeout(_LIST_S):
+                for instance in await provider.list_ours(prefix, ref):
+                    found[instance.key, ref] = provider
+        except (errors.Failure, errors.UsageError, TimeoutError) as e:
+            logger.info("%s cannot be listed: %s", ref, e)
+            if every or (name, ref) in counts:
+                done.unknown[ref] = str(e) or type(e).__name__
+    return found
+
+
+def _strays(listed: dict[tuple[str, str], SandboxProvider], known: set[str]) -> list[tuple[str, str]]:
+    return [(key, ref) for key, ref in listed if key not in known and identity.is_sandbox_key(key)]
+
+
+async def _has_owner(store: Store, row: Record) -> bool:
+    """Say whether somebody who may live answers for an open row."""
+    if row["rollout_id"] is not None:
+        return bool(row["held"]) and not await store.is_dead(row["lease_owner"])
+    if row["status"] == "releasing" and row["release_attempts"] > 0:
+        return False
+    worker = custody.owner_of(row["key"])
+    return worker is not None and await store.may_live(worker)
+
+
+async def _released(store: Store, provider_of: ProviderOf, row: Record, left_s: float) -> Swept:
+    try:
+        async with asyncio.timeout(max(left_s, 0.0)):
+            gone = await custody.release(store, provider_of(row["provider"]), row)
+    except (TimeoutError, errors.UsageError) as e:
+        return _swept(row, "open", str(e) or "there was no time left to ask its provider")
+    if gone:
+        return _swept(row, "removed", row["status"])
+    again = {found["key"]: found for found in await store.history.open_sandboxes()}.get(row["key"])
+    return _swept(row, "open", (again or row)["last_error"] or "not proven gone")
+
+
+async def _removed(provider: SandboxProvider, key: str, ref: str) -> list[Swept]:
+    """Remove an instance without an open row, unless its owner has done so since it was listed."""
+    try:
+        if not await graded.listed(provider, key, ref):
+            return []
+        await graded.release(provider, key, ref)
+    except errors.Failure as e:
+        return [_stray(key, ref, "stray", str(e))]
+    return [_stray(key, ref, "removed", "no open row of the store knew it")]
+
+
+def _swept(row: Record, outcome: str, detail: str) -> Swept:
+    return Swept(
+        key=row["key"], rollout_id=row["rollout_id"], provider_ref=row["provider_ref"], outcome=outcome,
+        detail=detail,
+    )  # fmt: skip
+
+
+def _stray(key: str, ref: str, outcome: str, detail: str) -> Swept:
+    return Swept(key=key, rollout_id=None, provider_ref=ref, outcome=outcome, detail=detail)
+
+
+async def heal(store: Store, provider: SandboxProvider) -> Sequence[str]:
+    """Settle what dead workers of this machine left; return the rollouts that are free to be claimed now.
+
+    Sandboxes of rollouts that can go on stay for their next owner; those of rollouts that are over, and of no rollout,
+    are removed as far as this provider can.
+    """
+    freed = await store.take_from_dead()
+    await store.give_up_abandoned(custody.owner_of)
+    for row in await store.history.open_sandboxes():
+        if row["status"] == "releasing" and not row["held"] and row["provider"] == provider.name:
+            await custody.release(store, provider, row)
+    return freed

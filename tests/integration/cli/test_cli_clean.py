@@ -1,0 +1,142 @@
+"""`rollouts clean` and AReaL's name for it: what a killed worker left is removed with proof, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cli.conftest import ROOT
+from tests.integration.cli.test_cli_run import endpoint, slow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.cli.conftest import Command
+
+STATUS = "select status, count(*) from sandboxes group by 1 order by 1"
+
+
+def boxes(command: Command) -> Path:
+    return command.folder / "boxes"
+
+
+async def killed(command: Command) -> None:
+    """Start a run and kill it while its agent waits for the model."""
+    async with slow(600.0) as server:
+        process = await command.start(
+            "run", command.offline, *endpoint(server), "--set", f"sandbox.root={boxes(command)}"
+        )
+        await server.wait_for(lambda s: len(s.requests) == 1)
+        process.kill()
+        await process.communicate()
+
+
+def change(command: Command, sql: str) -> None:
+    """Make rows as only time or another machine would."""
+    with closing(sqlite3.connect(command.database)) as connection, connection:
+        connection.execute(sql)
+
+
+def summary(ran: subprocess.CompletedProcess[str]) -> str:
+    return ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+async def test_what_a_killed_worker_left_is_removed_once_and_a_dry_run_removes_nothing(command: Command):
+    await killed(command)
+    assert command.query(STATUS) == [["live", "1"]]
+    planned = command("clean", "--dry-run", "--json")
+    assert [json.loads(line)["outcome"] for line in planned.stdout.splitlines()] == ["would remove"]
+    assert command.query(STATUS) == [["live", "1"]]
+    cleaned = command("clean")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert summary(cleaned).startswith("1 sandboxes removed, 0 belong to live workers, 0 not proven gone")
+    assert list(boxes(command).iterdir()) == []
+    assert command.query(STATUS) == [["released", "1"]]
+    assert command.query("select count(*) from sandbox_leaks") == [["0"]]
+    assert command.query("select intents, released + lost + open from sandbox_ledger") == [["1", "1"]]
+    again = command("clean")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert summary(again).startswith("0 sandboxes removed")
+
+
+@pytest.mark.slow
+async def test_a_live_workers_sandbox_and_other_stores_stay_and_an_unknown_instance_of_ours_goes(
+    command: Command,
+):
+    async with slow(600.0) as server:
+        process = await command.start(
+            "run", command.offline, *endpoint(server), "--set", f"sandbox.root={boxes(command)}"
+        )
+        await server.wait_for(lambda s: len(s.requests) == 1)
+        ((key, store),) = command.query("select key, substr(key, 1, 12) from sandboxes")
+        forgotten = f"{store}{'0' * 32}-1-1"
+        foreign = f"rw-{'f' * 8}-{'0' * 32}-1-1"
+        for name in (forgotten, foreign):
+            (boxes(command) / name).mkdir()
+        cleaned = command("clean", "--json")
+        assert cleaned.returncode == 0, cleaned.stderr
+        found = {line["key"]: line["outcome"] for line in map(json.loads, cleaned.stdout.splitlines())}
+        assert found == {key: "kept", forgotten: "removed"}
+        assert sorted(p.name for p in boxes(command).iterdir()) == sorted([key, foreign])
+        process.kill()
+        await process.communicate()
+
+
+def test_a_database_that_did_not_exist_proves_nothing(command: Command):
+    for words in (("clean",), ("clean", "--dry-run")):
+        ran = command(*words)
+        assert ran.returncode == 1
+        assert "nothing is proven" in ran.stderr
+        assert str(command.database) in ran.stderr
+    assert not command.database.exists()
+
+
+@pytest.mark.slow
+async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opened(command: Command):
+    await killed(command)
+    hook = [sys.executable, "-m", "aweagent.maintenance.clean_instances"]
+    ran = await asyncio.to_thread(
+        subprocess.run, hook, cwd=command.folder, env={**command.environment(), "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines() == [
+        f"database: {command.database}",
+        "1 sandboxes removed, 0 belong to live workers, 0 not proven gone",
+    ]
+    none = await asyncio.to_thread(
+        subprocess.run, hook, cwd=command.folder, env={**command.environment(), "LOG_DIR": str(command.folder / "nowhere")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert none.returncode == 1
+    assert "nothing is proven" in none.stdout
+
+
+@pytest.mark.slow
+async def test_an_authority_that_will_never_answer_is_written_off_with_a_reason_past_its_expiry(
+    command: Command,
+):
+    await killed(command)
+    change(command, "update sandboxes set provider_ref = 'local:gone:boot:1-2:/nowhere'")
+    cleaned = command("clean")
+    assert cleaned.returncode == 1
+    assert "could not be asked" in cleaned.stderr
+    assert command.query(STATUS) == [["releasing", "1"]]
+    write_off = ("clean", "--write-off", "local:gone:boot:1-2:/nowhere")
+    assert command(*write_off).returncode == 2
+    early = command(*write_off, "--reason", "the machine burned down")
+    assert "0 sandboxes" in early.stderr
+    change(command, "update sandboxes set expires_at = 1")
+    assert "1 sandboxes" in command(*write_off, "--reason", "the machine burned down").stderr
+    ((status, proof),) = command.query("select status, proof from sandboxes")
+    assert status == "lost"
+    assert proof.endswith("the machine burned down")
+    assert command("clean").returncode == 0
