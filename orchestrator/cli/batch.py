@@ -1,4 +1,7 @@
-"""The claim loop of `rollouts run`: so many walks at a time, until every rollout is over or the person says stop."""
+"""The claim loop of `rollouts run`: so many walks at a time, until every rollout is over or the person says stop.
+
+A rollout that fails is followed by what `Chains` names as its successor.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import asyncio
 import signal
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator import rollout
 from orchestrator.cli.console import say
-from orchestrator.states import TERMINAL
+from orchestrator.states import TERMINAL, State
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
 
+    from orchestrator.cli.chains import Chains
     from orchestrator.cli.progress import Progress
     from orchestrator.rollout import Ending, Runtime
     from store.history import Record
-    from store.rows import Lease
+
+T = TypeVar("T")
 
 _POLL_S = 1.0
 """How long to leave a rollout alone that somebody else holds or that is not due."""
@@ -33,12 +38,20 @@ class Batch:
     """Walks the rollouts `ids` of one run, at most `concurrency` at a time."""
 
     def __init__(
-        self, runtime: Runtime, run_id: str, ids: Sequence[str], *, concurrency: int, progress: Progress
+        self,
+        runtime: Runtime,
+        run_id: str,
+        ids: Sequence[str],
+        *,
+        concurrency: int,
+        progress: Progress,
+        chains: Chains,
     ) -> None:
         self._runtime = runtime
         self._run_id = run_id
         self._concurrency = concurrency
         self._progress = progress
+        self._chains = chains
         self._due: dict[str, float] = dict.fromkeys(ids, 0.0)
         """Rollouts that are not over and not walked here -> when (monotonic) to try next."""
         self._walks: dict[asyncio.Task[Ending], str] = {}
@@ -63,7 +76,7 @@ class Batch:
                         await self._claim()
                     if self._walks or self._due:  # else others finished what was left
                         await self._wait()
-                        self._collect()
+                        await self._collect()
             finally:
                 await self._cancel_walks()
 
@@ -87,18 +100,18 @@ class Batch:
             taken = {lease.rollout_id for lease in leases}
             await self._look_at([i for i in offered if i not in taken], now)
 
-    async def _unless_stopped(self, claim: Coroutine[Any, Any, list[Lease]]) -> list[Lease] | None:
-        """Wait for a claim, but not for ever: a second signal gives it up, and its leases run out by themselves."""
-        claiming = asyncio.create_task(claim, name="claim")
+    async def _unless_stopped(self, write: Coroutine[Any, Any, T]) -> T | None:
+        """Wait for a write, but not for ever: a second signal gives it up, and claimed leases run out by themselves."""
+        writing = asyncio.create_task(write, name="write")
         try:
-            while not claiming.done() and self._signals < _AT_ONCE:
+            while not writing.done() and self._signals < _AT_ONCE:
                 woken = asyncio.create_task(self._wake.wait(), name="wake")
-                await asyncio.wait({claiming, woken}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({writing, woken}, return_when=asyncio.FIRST_COMPLETED)
                 woken.cancel()
                 self._wake.clear()
-            return claiming.result() if claiming.done() else None
+            return writing.result() if writing.done() else None
         finally:
-            claiming.cancel()
+            writing.cancel()
             if self._signals:
                 self._wake.set()
 
@@ -107,14 +120,17 @@ class Batch:
         if not ids:
             return
         rows = {row["id"]: row for row in await self._runtime.store.history.overview(run_id=self._run_id)}
+        ended = {}
         for rollout_id in ids:
             row = rows.get(rollout_id)
             if row is None or row["state"] in TERMINAL:
                 del self._due[rollout_id]
                 if row is not None:
-                    self._progress.moved(rollout_id, row["state"])
+                    self._moved(rollout_id, row["state"])
+                    ended[rollout_id] = row["failure_class"]
             else:
                 self._due[rollout_id] = now + _POLL_S
+        await self._follow(ended)
         waiting = [i for i in ids if i in self._due]
         if waiting and not self._walks:
             row = await self._runtime.store.history.rollout(waiting[0])
@@ -147,7 +163,8 @@ class Batch:
             woken.cancel()
         self._wake.clear()
 
-    def _collect(self) -> None:
+    async def _collect(self) -> None:
+        ended = {}
         for walk in [w for w in self._walks if w.done()]:
             rollout_id = self._walks.pop(walk)
             if walk.cancelled():
@@ -155,8 +172,29 @@ class Batch:
             ending = walk.result()
             if ending.state not in TERMINAL:
                 self._due[rollout_id] = time.monotonic() + (ending.again_in_s or _POLL_S)
-            self._progress.moved(rollout_id, ending.state)
+            else:
+                ended[rollout_id] = ending.failure_class
+            self._moved(rollout_id, ending.state)
         self._progress.walking(len(self._walks))
+        await self._follow(ended)
+
+    async def _follow(self, ended: Mapping[str, str | None]) -> None:
+        """Submit the successors of rollouts that are over, as id -> failure class.
+
+        While the batch is being stopped too: a stored successor is what the same command continues with.
+        """
+        asked = [self._chains.successor(rollout_id, why) for rollout_id, why in ended.items()]
+        requests = [request for request in asked if request is not None]
+        if not requests:
+            return
+        ids = await self._unless_stopped(self._chains.submit(self._runtime, requests))
+        for rollout_id, request in zip(ids or [], requests, strict=False):
+            self._due[rollout_id] = 0.0
+            self._moved(rollout_id, State.CREATED)
+            say(f"retry {request.retry_no} of {request.parent_id}: {rollout_id}")
+
+    def _moved(self, rollout_id: str, state: str) -> None:
+        self._progress.moved(self._chains.counted_as(rollout_id), state)
 
     async def _cancel_walks(self) -> None:
         for walk in self._walks:

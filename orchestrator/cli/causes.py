@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import summary
 from orchestrator.cli.console import say
+from orchestrator.errors import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,9 @@ async def tell(history: History, run_id: str, rows: Sequence[Record]) -> None:
         say(f"rollout {first['id']} ({first['instance_id']}): {shortened(f'{what}: {why}', _SHOWN)}{more}")
     if len(ordered) > LINES:
         say(f"and {len(ordered) - LINES} other causes")
+    invalid = sum(row["failure_class"] == FailureClass.TASK_INVALID for row in missing)
+    if invalid:
+        say(f"{invalid} with an invalid task: another try cannot help; correct the task record")
     say(f"hint: rollouts show {ordered[0][1][0]['id']}")
 
 

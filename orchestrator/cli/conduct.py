@@ -6,10 +6,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator import assembly, errors, rollout
+from orchestrator import assembly, errors
 from orchestrator.agents.registry import AGENT_NAMES
 from orchestrator.cli import causes, endpoints, naming, preparation, render, summary
 from orchestrator.cli.batch import Batch
+from orchestrator.cli.chains import Chains
 from orchestrator.cli.console import say
 from orchestrator.cli.progress import Progress
 from orchestrator.rollout import Request
@@ -38,6 +39,8 @@ class Order:
     concurrency: int
     run: str | None
     """The explicit name of the run."""
+    retries: int
+    """Successors that a sample gets at most when its rollouts fail."""
     database: str
     replay: Path | None = None
     """Recorded turns instead of a model."""
@@ -80,12 +83,13 @@ async def conduct(order: Order) -> Result:
             for task in tasks
             for sample in range(order.samples)
         ]
-        ids = await _answered(order, store, requests)
-        interrupted = False
-        if ids is None:
-            ids, interrupted = await _work(order, worker, run_id, tasks, requests)
-        else:
+        held = await store.history.overview(run_id=run_id)
+        chains = Chains(requests, held, retries=order.retries)
+        if order.run is not None and chains.is_over:
+            ids, interrupted = chains.ids, False
             say(f"run {run_id} is finished; answering from the store")
+        else:
+            ids, interrupted = await _work(order, worker, run_id, tasks, chains)
         rows = await _rows(store, run_id, ids)
         render.emit(summary.by_instance(rows), summary.COLUMNS, render.form_of(as_json=False, as_csv=False))
         await causes.tell(store.history, run_id, rows)
@@ -96,9 +100,9 @@ async def conduct(order: Order) -> Result:
 
 
 async def _work(
-    order: Order, worker: Worker, run_id: str, tasks: Sequence[Task], requests: Sequence[Request]
+    order: Order, worker: Worker, run_id: str, tasks: Sequence[Task], chains: Chains
 ) -> tuple[list[str], bool]:
-    """Look at sandboxes and model, submit, walk; return the ids and whether somebody said stop."""
+    """Look at sandboxes and model, submit, walk; return the ids that count and whether somebody said stop."""
     async with AsyncExitStack() as stack:
         provider = await preparation.open_provider(order.settings)
         stack.push_async_callback(provider.close)
@@ -106,20 +110,26 @@ async def _work(
             endpoints.opened(order.settings, order.replay, tasks, order.samples)
         )
         progress = Progress(run_id)
-        runtime = worker.runtime(provider, endpoint_of, on_move=progress.moved)
-        submitted = await rollout.submit(runtime, requests)
-        ids = [*dict.fromkeys(rollout_id for rollout_id, _ in submitted)]
-        ids += await _others(worker.store, run_id, ids, order.settings)
-        rows = await _rows(worker.store, run_id, ids)
-        progress.know({row["id"]: row["state"] for row in rows})
-        left = [row["id"] for row in reversed(rows) if row["state"] not in TERMINAL]
-        say(f"run {run_id}: {len(ids)} rollouts, {len(left)} to do, {order.concurrency} at a time")
-        batch = Batch(runtime, run_id, left, concurrency=order.concurrency, progress=progress)
+        runtime = worker.runtime(
+            provider, endpoint_of, on_move=lambda i, state: progress.moved(chains.counted_as(i), state)
+        )
+        again = sum(request.parent_id is not None for request in chains.missing)
+        await chains.submit(runtime, chains.missing)
+        held = await worker.store.history.overview(run_id=run_id)
+        chains.catch_up(held)
+        others = _others(held, chains, order.settings)
+        counted = {*chains.ids, *others}
+        rows = [row for row in held if row["id"] in counted]
+        progress.know({chains.counted_as(row["id"]): row["state"] for row in rows})
+        left = [row["id"] for row in reversed(rows) if _is_to_do(row, chains)]
+        tried = f" ({again} for samples that failed before)" if again else ""
+        say(f"run {run_id}: {len(rows)} rollouts, {len(left)} to do{tried}, {order.concurrency} at a time")
+        batch = Batch(runtime, run_id, left, concurrency=order.concurrency, progress=progress, chains=chains)
         async with progress:
             await batch.work()
         if batch.interrupted:
             say("stopped; the same command continues")
-        return ids, batch.interrupted
+        return [*chains.ids, *others], batch.interrupted
 
 
 async def _run_name(order: Order, store: Store) -> str:
@@ -149,30 +159,15 @@ async def _rows(store: Store, run_id: str, ids: Sequence[str]) -> list[Record]:
     return [row for row in await store.history.overview(run_id=run_id) if row["id"] in wanted]
 
 
-async def _answered(order: Order, store: Store, requests: Sequence[Request]) -> list[str] | None:
-    """Return the ids of the order's rollouts when all are over, so that neither sandbox nor model is needed."""
-    if order.run is None:
-        return None
-    instances = {request.task.instance_id for request in requests}
-    over = {}
-    for seen in await store.history.overview(run_id=order.run):
-        if seen["state"] in TERMINAL and seen["instance_id"] in instances:
-            row = await store.history.rollout(seen["id"])
-            if (
-                row is not None
-            ):  # two records may share an instance id, so that only the digest tells them apart
-                over[row["task_sha256"], row["config_sha256"], row["sample"]] = row["id"]
-    wanted = [(r.task.sha256, r.settings.sha256, r.sample) for r in requests]
-    return [over[key] for key in wanted] if all(key in over for key in wanted) else None
-
-
-async def _others(store: Store, run_id: str, ids: Sequence[str], settings: Settings) -> list[str]:
+def _others(held: Sequence[Record], chains: Chains, settings: Settings) -> list[str]:
     """Return unfinished rollouts of the run that an earlier command asked for with the same settings."""
-    known = set(ids)
-    found = []
-    for seen in await store.history.overview(run_id=run_id):
-        if seen["id"] not in known and seen["state"] not in TERMINAL:
-            row = await store.history.rollout(seen["id"])
-            if row is not None and row["config_sha256"] == settings.sha256:
-                found.append(seen["id"])
-    return found
+    return [
+        row["id"]
+        for row in held
+        if row["state"] not in TERMINAL and not chains.has(row) and row["config_sha256"] == settings.sha256
+    ]
+
+
+def _is_to_do(row: Record, chains: Chains) -> bool:
+    """Say whether a rollout is unfinished, or failed in another process's hands so that its successor is due here."""
+    return row["state"] not in TERMINAL or chains.successor(row["id"], row["failure_class"]) is not None

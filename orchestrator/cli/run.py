@@ -30,6 +30,10 @@ def run(
         str | None,
         typer.Option("--run", metavar="NAME", help="Name of the run: attach to it; what is finished is answered."),
     ] = None,
+    retries: Annotated[
+        int,
+        typer.Option("--retries", metavar="N", min=0, help="New rollouts for each sample that failed, at most; 0: none."),
+    ] = 1,
     db: Db = None,
     allow_no_isolation: AllowNoIsolation = False,
     api_key_env: Annotated[
@@ -39,9 +43,12 @@ def run(
 ) -> None:  # fmt: skip
     """Run an agent on each task, grade what it did, store every step.
 
-    The same command again continues an unfinished run; when it is finished, it starts NAME.2 instead, unless --run is
-    given. Ctrl-C once lets running rollouts finish, twice stops at once; both can be continued. Exit code 1: a rollout
-    ended without a reward (failed or masked), or a task record was refused while the others ran.
+    The same command again continues an unfinished run; when it is finished, it starts NAME.2 instead. With --run it
+    runs what is missing from that run: further tasks or samples, and samples whose newest rollout failed. A failed
+    sample gets a new rollout, --retries at most per call, unless its task is invalid or a person cancelled it during
+    the call; only the newest rollout of a sample counts. Without --run, failed samples alone do not make a run
+    unfinished. Ctrl-C once lets running rollouts finish, twice stops at once; both can be continued. Exit code 1: a
+    rollout ended without a reward (failed or masked), or a task record was refused while the others ran.
     """
     from orchestrator.cli import conduct, endpoints, preparation
     from orchestrator.settings import load
@@ -66,6 +73,7 @@ def run(
         samples=samples,
         concurrency=concurrency,
         run=name,
+        retries=retries,
         database=database_url(db),
         replay=replay,
     )
