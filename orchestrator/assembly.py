@@ -95,20 +95,20 @@ class Worker:
 async def open_existing(url: str) -> Store:
     """Open a database that is there already: a new one would know of nothing, and prove nothing.
 
-    Raises `errors.NothingKnown`, else as `open_store` does.
+    Raises `errors.NothingKnown`, also when it cannot be reached or used.
     """
     from store import engine, soundness
 
     try:
         known = await asyncio.to_thread(soundness.standing, url)
-    except store_errors.StoreUnusable as e:
+        if known is not None:
+            return await open_store(url)
+    except store_errors.StoreError as e:
         raise errors.NothingKnown(f"nothing is proven: {e}", hint=e.hint) from e
-    if known is None:
-        raise errors.NothingKnown(
-            f"nothing is proven: {engine.shown(engine.parse_url(url))} holds no rollouts",
-            hint="name the database that the rollouts were written to with --db or ROLLOUTS_DATABASE_URL",
-        )
-    return await open_store(url)
+    raise errors.NothingKnown(
+        f"nothing is proven: {engine.shown(engine.parse_url(url))} holds no rollouts",
+        hint="name the database that the rollouts were written to with --db or ROLLOUTS_DATABASE_URL",
+    )
 
 
 def shown(url: str) -> str:

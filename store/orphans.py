@@ -14,7 +14,7 @@ from store import workers as processes
 from store.schema import IS_LIVE, LEDGER_OPEN, TERMINAL, rollouts, sandboxes, workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from store.dialect import Dialect
 
@@ -22,8 +22,20 @@ _SILENT_MS = 600_000
 """A worker that cannot be looked at is believed gone after this long without a heartbeat, and past its deadline."""
 
 
-def take_from_dead(connection: sa.Connection, dialect: Dialect, here: processes.WorkerIdentity) -> list[str]:
-    """End the leases of workers of this machine that are provably dead; return the rollouts, free to be claimed."""
+def _within(column: sa.Column[Any], ids: Collection[str] | None) -> sa.ColumnElement[bool]:
+    return sa.true() if ids is None else column.in_(ids)
+
+
+def take_from_dead(
+    connection: sa.Connection,
+    dialect: Dialect,
+    here: processes.WorkerIdentity,
+    ids: Collection[str] | None = None,
+) -> list[str]:
+    """End the leases of workers of this machine that are provably dead; return the rollouts, free to be claimed.
+
+    With `ids`, only of these rollouts.
+    """
     owners = connection.execute(
         sa.select(workers)
         .where(workers.c.host == here.host)
@@ -41,16 +53,19 @@ def take_from_dead(connection: sa.Connection, dialect: Dialect, here: processes.
     freed = connection.execute(
         sa.update(rollouts)
         .where(IS_LIVE, rollouts.c.lease_owner.in_(dead), rollouts.c.lease_until >= dialect.now)
+        .where(_within(rollouts.c.id, ids))
         .values(lease_until=dialect.now - 1)
         .returning(rollouts.c.id)
     )
     return sorted(str(row.id) for row in freed.fetchall())
 
 
-def give_up_ownerless(connection: sa.Connection, dialect: Dialect) -> list[str]:
+def give_up_ownerless(
+    connection: sa.Connection, dialect: Dialect, ids: Collection[str] | None = None
+) -> list[str]:
     """Mark every sandbox of a rollout that is over or that nobody holds as to be released; return their keys.
 
-    A later owner of such a rollout starts a new attempt.
+    A later owner of such a rollout starts a new attempt. With `ids`, only of these rollouts.
     """
     held = sa.select(rollouts.c.id).where(IS_LIVE, rollouts.c.lease_until > dialect.now)
     given_up = connection.execute(
@@ -59,6 +74,7 @@ def give_up_ownerless(connection: sa.Connection, dialect: Dialect) -> list[str]:
             sandboxes.c.status.in_(("intent", "live")),
             sandboxes.c.rollout_id.is_not(None),
             sandboxes.c.rollout_id.not_in(held),
+            _within(sandboxes.c.rollout_id, ids),
         )
         .values(status="releasing", release_requested_at=dialect.now)
         .returning(sandboxes.c.key)

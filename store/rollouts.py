@@ -14,7 +14,7 @@ from store.history import History
 from store.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import sqlalchemy as sa
 
@@ -233,16 +233,16 @@ class Store:
             lambda c: orphans.give_up_abandoned(c, self.dialect, self.worker, owner_of),
         )
 
-    async def give_up_ownerless(self) -> list[str]:
+    async def give_up_ownerless(self, ids: Collection[str] | None = None) -> list[str]:
         """Mark the sandboxes of rollouts that are over or that nobody holds as to be released; return their keys."""
         return await self._writer.write(
-            "give_up_ownerless", lambda c: orphans.give_up_ownerless(c, self.dialect)
+            "give_up_ownerless", lambda c: orphans.give_up_ownerless(c, self.dialect, ids)
         )
 
-    async def take_from_dead(self) -> list[str]:
+    async def take_from_dead(self, ids: Collection[str] | None = None) -> list[str]:
         """End the leases of provably dead workers of this machine; return the rollouts, free to be claimed."""
         return await self._writer.write(
-            "take_from_dead", lambda c: orphans.take_from_dead(c, self.dialect, self.worker)
+            "take_from_dead", lambda c: orphans.take_from_dead(c, self.dialect, self.worker, ids)
         )
 
     async def write_off(self, ref: str, why: str) -> list[str]:

@@ -14,14 +14,13 @@ def main() -> int:
 
     from orchestrator import assembly, errors
     from orchestrator.settings import database_url
-    from store.errors import StoreError
 
     url = database_url(None)
     out = sys.stdout.write
     out(f"database: {assembly.shown(url)}\n")
     try:
         done = asyncio.run(assembly.clean(url))
-    except (errors.RolloutsError, StoreError) as e:
+    except errors.RolloutsError as e:
         out(f"error: {e}\nhint: {e.hint}\n")
         return 1
     for swept in done.swept:

@@ -40,12 +40,12 @@ def lease_of(rollout_id: str, *, fence: int, version: int, state: str = "") -> r
     )
 
 
-def intent(key: str, create_timeout_s: float = 5) -> rows.SandboxIntent:
+def intent(key: str, create_timeout_s: float = 5, ref: str = "here") -> rows.SandboxIntent:
     return rows.SandboxIntent(
         key=key,
         role="task",
         provider="local",
-        provider_ref="here",
+        provider_ref=ref,
         env_name=None,
         ttl_s=60,
         create_timeout_s=create_timeout_s,
@@ -119,10 +119,12 @@ async def close_boxes(store: Store, rollout_id: str) -> None:
 async def bring(store: Store, lease: rows.Lease, state: str) -> rows.Lease:
     """Walk a claimed rollout to a state.
 
-    An earlier box of it waits for its release, the current one is intended or live, and one of no rollout is overdue.
+    An earlier box of it waits for its release, the current one is intended or live, one of no rollout is overdue, and
+    another one belongs to an authority of its own.
     """
     rollout_id = lease.rollout_id
     await store.declare_sandbox(intent(f"{rollout_id}-control", create_timeout_s=-1))
+    await store.declare_sandbox(intent(f"{rollout_id}-afar", create_timeout_s=-999, ref=f"afar {rollout_id}"))
     await store.record(lease, [intent(f"{rollout_id}-old"), rows.SandboxReleasing()])
     await store.record(lease, [intent(box(lease))])
     for trigger in WAY[state]:
@@ -199,6 +201,9 @@ WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
     "give_up_abandoned": lambda s, lease: s.give_up_abandoned(
         lambda key: None if key == f"{lease.rollout_id}-control" else s.worker.worker_id
     ),
+    "give_up_ownerless": lambda s, lease: s.give_up_ownerless([lease.rollout_id]),
+    "take_from_dead": lambda s, lease: s.take_from_dead([lease.rollout_id]),
+    "write_off": lambda s, lease: s.write_off(f"afar {lease.rollout_id}", "it burned down"),
     "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
     **{f"transition.{trigger}": partial(_move, trigger) for trigger in (*LINE, "restart", "fail")},
 }  # fmt: skip

@@ -315,7 +315,7 @@ async def test_what_is_written_about_boxes_of_no_rollout_reaches_no_box_of_a_rol
 WRITES_OF_THE_STORE = {
     "submit", "claim", "reacquire", "request_cancel", "transition", "record", "next_sandbox_ordinal",
     "close_sandbox", "note_failed_release", "record_validation", "declare_sandbox", "note_live_sandbox",
-    "give_up_sandbox", "give_up_abandoned",
+    "give_up_sandbox", "give_up_abandoned", "give_up_ownerless", "take_from_dead", "write_off", "is_dead", "may_live",
 }  # fmt: skip
 
 
