@@ -62,6 +62,14 @@ class Worker:
         await heartbeat.__aenter__()
         return cls(store=store, heartbeat=heartbeat)
 
+    @classmethod
+    async def start_existing(cls, url: str) -> Worker:
+        """Open a database that is there already; raises as `open_existing` does."""
+        store = await open_existing(url)
+        heartbeat = Heartbeat(store)
+        await heartbeat.__aenter__()
+        return cls(store=store, heartbeat=heartbeat)
+
     async def stop(self) -> None:
         """End the heartbeat and close the store."""
         await self.heartbeat.__aexit__()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import getpass
 import hashlib
 import logging
 import sys
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
-from orchestrator import assembly, errors, rollout, settings
+from orchestrator import assembly, errors, recovery, rollout, settings
 from orchestrator.agents.base import Endpoint
 from orchestrator.rollout import Request
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.rollout import Ending, Runtime
+    from orchestrator.sandbox.base import SandboxProvider
     from orchestrator.settings import Settings
     from orchestrator.tasks.record import Task
 
@@ -46,6 +48,8 @@ class _Loop:
     """Sandbox settings -> runtime: each configuration may want its own kind of sandbox."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     """Rollout id -> endpoint with its key; lives in memory only, and only as long as the call."""
+    upkeep: list[asyncio.Task[None]] = field(default_factory=list)
+    """Settles what dead workers left, and releases that wait, beside the calls."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -92,6 +96,9 @@ async def close() -> None:
     openings = _loops.pop(asyncio.get_running_loop(), {}).values()
     for opened in await asyncio.gather(*openings, return_exceptions=True):
         if isinstance(opened, _Loop):  # an error was told to the calls that waited for it
+            for task in opened.upkeep:
+                task.cancel()
+            await asyncio.gather(*opened.upkeep, return_exceptions=True)
             await opened.worker.stop()
 
 
@@ -101,7 +108,12 @@ async def _run(data: dict[str, Any], call: Call) -> Ending:
     shared = await _shared(call.result_dir)
     runtime = await _runtime(shared, chosen)
     request = Request(
-        task=task, settings=chosen, run_id=shared.run_id, key=identity_of(call.api_key) or runtime.new_id()
+        task=task,
+        settings=chosen,
+        run_id=shared.run_id,
+        endpoint_kind="session",
+        origin={"user": getpass.getuser()},
+        key=identity_of(call.api_key) or runtime.new_id(),
     )
     ((rollout_id, _),) = await rollout.submit(runtime, [request])
     shared.endpoints[rollout_id] = Endpoint(
@@ -163,6 +175,15 @@ async def _open(url: str) -> _Loop:
     return _Loop(worker=worker, run_id=f"areal-{worker.store.worker.worker_id}")
 
 
+async def _upkeep(shared: _Loop, provider: SandboxProvider) -> None:
+    await recovery.heal(
+        shared.worker.runtime(
+            provider, lambda row, _settings: shared.endpoints[row["id"]], serves_sessions=False
+        )
+    )
+    await recovery.keep_releasing(shared.worker.store, provider)
+
+
 async def _runtime(shared: _Loop, chosen: Settings) -> Runtime:
     key = chosen.sandbox.model_dump_json()
     async with shared.opening:
@@ -174,4 +195,5 @@ async def _runtime(shared: _Loop, chosen: Settings) -> Runtime:
             shared.runtimes[key] = shared.worker.runtime(
                 provider, lambda row, _settings: shared.endpoints[row["id"]], on_cancel="fail"
             )
+            shared.upkeep.append(asyncio.create_task(_upkeep(shared, provider), name="upkeep"))
         return shared.runtimes[key]

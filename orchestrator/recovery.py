@@ -11,13 +11,15 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator import errors, identity
+from orchestrator import errors, identity, rollout
 from orchestrator.rollout import custody
 from orchestrator.steps import graded
+from store import errors as store_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from orchestrator.rollout import Runtime
     from orchestrator.sandbox.base import SandboxProvider
     from store.history import Record
     from store.rollouts import Store
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 _LIST_S = 60.0
+_RETRY_S, _RETRY_CAP_S = 15.0, 900.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,15 +172,43 @@ def _stray(key: str, ref: str, outcome: str, detail: str) -> Swept:
     return Swept(key=key, rollout_id=None, provider_ref=ref, outcome=outcome, detail=detail)
 
 
-async def heal(store: Store, provider: SandboxProvider) -> Sequence[str]:
-    """Settle what dead workers of this machine left; return the rollouts that are free to be claimed now.
+async def heal(runtime: Runtime) -> None:
+    """Settle what dead workers of this machine left, before this process adds anything.
 
-    Sandboxes of rollouts that can go on stay for their next owner; those of rollouts that are over, and of no rollout,
-    are removed as far as this provider can.
+    Their leases end at once. Rollouts whose caller's session died with them are ended; the others, with the sandboxes
+    that they may go on in, wait for whoever resumes them. `runtime` serves no sessions. Its failures are logged: they
+    must not stop the work that this process came for.
     """
-    freed = await store.take_from_dead()
-    await store.give_up_abandoned(custody.owner_of)
+    store = runtime.store
+    try:
+        freed = await store.take_from_dead()
+        await store.give_up_abandoned(custody.owner_of)
+        for rollout_id in freed:
+            row = await store.history.rollout(rollout_id)
+            if row is not None and row["endpoint_kind"] == "session":
+                await rollout.run(runtime, rollout_id)
+        await _release_due(store, runtime.provider, {})
+    except (errors.RolloutsError, store_errors.StoreError) as e:
+        logger.warning("what dead workers left is not settled yet: %s", e)
+
+
+async def keep_releasing(store: Store, provider: SandboxProvider, *, every_s: float = 30.0) -> None:
+    """Try the releases again that were not proven, each after a longer pause, until cancelled."""
+    due: dict[str, float] = {}
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await _release_due(store, provider, due)
+        except store_errors.StoreError as e:
+            logger.warning("sandboxes wait for their release: %s", e)
+
+
+async def _release_due(store: Store, provider: SandboxProvider, due: dict[str, float]) -> None:
+    """Release what nobody holds and whose time has come; `due` (key -> time) is brought forward with every failure."""
+    now = asyncio.get_running_loop().time()
     for row in await store.history.open_sandboxes():
-        if row["status"] == "releasing" and not row["held"] and row["provider"] == provider.name:
-            await custody.release(store, provider, row)
-    return freed
+        mine = row["status"] == "releasing" and row["provider"] == provider.name
+        if not mine or row["held"] or due.get(row["key"], 0.0) > now:
+            continue
+        if not await custody.release(store, provider, row):
+            due[row["key"]] = now + min(_RETRY_CAP_S, _RETRY_S * 2 ** row["release_attempts"])

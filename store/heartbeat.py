@@ -164,6 +164,7 @@ class Heartbeat:
             kept = leases.renew(connection, dialect, worker_id, pairs, ttl_ms=ttl_ms)
             ran_out = [pair for pair in pairs if pair[0] not in kept]
             kept |= leases.reacquire(connection, dialect, worker_id, ran_out, ttl_ms=ttl_ms)
+            leases.note_alive(connection, dialect, worker_id)
             failpoints.hit("heartbeat.before_commit")
         failpoints.hit("heartbeat.after_commit")
         return kept

@@ -184,10 +184,14 @@ def renew(
     ttl_ms: int,
 ) -> dict[str, bool]:
     """Extend leases that have not run out; return id -> "a person asked to cancel it". Missing ids are not ours now."""
+    return _extend(connection, dialect, _RENEW, worker_id, held, ttl_ms)
+
+
+def note_alive(connection: sa.Connection, dialect: Dialect, worker_id: str) -> None:
+    """Write down the worker's sign of life: after its leases, because every batch of writes ends with that row too."""
     connection.execute(
         sa.update(workers).where(workers.c.worker_id == worker_id).values(heartbeat_at=dialect.now)
     )
-    return _extend(connection, dialect, _RENEW, worker_id, held, ttl_ms)
 
 
 def reacquire(

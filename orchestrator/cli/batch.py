@@ -35,12 +35,12 @@ _AT_ONCE = 2
 
 
 class Batch:
-    """Walks the rollouts `ids` of one run, at most `concurrency` at a time."""
+    """Walks the rollouts `ids`, of one run unless `run_id` is None, at most `concurrency` at a time."""
 
     def __init__(
         self,
         runtime: Runtime,
-        run_id: str,
+        run_id: str | None,
         ids: Sequence[str],
         *,
         concurrency: int,
@@ -119,7 +119,7 @@ class Batch:
         """Find out why rollouts could not be claimed: over, held by another process, or not due yet."""
         if not ids:
             return
-        rows = {row["id"]: row for row in await self._runtime.store.history.overview(run_id=self._run_id)}
+        rows = await self._rows(ids)
         ended = {}
         for rollout_id in ids:
             row = rows.get(rollout_id)
@@ -136,6 +136,12 @@ class Batch:
             row = await self._runtime.store.history.rollout(waiting[0])
             if row is not None:
                 self._notice(row, len(waiting), now)
+
+    async def _rows(self, ids: Sequence[str]) -> dict[str, Record]:
+        history = self._runtime.store.history
+        if self._run_id is not None:
+            return {row["id"]: row for row in await history.overview(run_id=self._run_id)}
+        return {row["id"]: row for i in ids if (row := await history.rollout(i)) is not None}
 
     def _notice(self, row: Record, count: int, now: float) -> None:
         """Say what the run waits for, once and then now and again."""

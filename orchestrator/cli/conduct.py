@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator import assembly, errors
+from orchestrator import assembly, errors, recovery
 from orchestrator.agents.registry import AGENT_NAMES
 from orchestrator.cli import causes, endpoints, naming, preparation, render, summary
 from orchestrator.cli.batch import Batch
@@ -78,8 +79,9 @@ async def conduct(order: Order) -> Result:
     async with assembly.working(order.database) as worker:
         store = worker.store
         run_id = await _run_name(order, store)
+        origin = endpoints.origin(order.settings, order.replay)
         requests = [
-            Request(task=task, settings=order.settings, run_id=run_id, sample=sample)
+            Request(task=task, settings=order.settings, run_id=run_id, sample=sample, origin=origin)
             for task in tasks
             for sample in range(order.samples)
         ]
@@ -113,6 +115,11 @@ async def _work(
         runtime = worker.runtime(
             provider, endpoint_of, on_move=lambda i, state: progress.moved(chains.counted_as(i), state)
         )
+        await recovery.heal(worker.runtime(provider, endpoint_of, serves_sessions=False))
+        releasing = asyncio.create_task(
+            recovery.keep_releasing(worker.store, provider), name="keep-releasing"
+        )
+        stack.callback(releasing.cancel)
         again = sum(request.parent_id is not None for request in chains.missing)
         await chains.submit(runtime, chains.missing)
         held = await worker.store.history.overview(run_id=run_id)

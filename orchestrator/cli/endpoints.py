@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import hashlib
 import json
+import os
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -51,9 +53,18 @@ def opened(
     return _real(settings) if replay is None else _recorded(replay, tasks, samples)
 
 
+def origin(settings: Settings, replay: Path | None) -> dict[str, str]:
+    """Return what whoever resumes a rollout needs to know of where it was asked for; never the key itself."""
+    known = {"user": getpass.getuser()}
+    if replay is not None:
+        known["replay"] = str(replay.absolute())
+    elif os.environ.get(settings.llm.api_key_env):
+        known["key"] = settings.llm.api_key_env
+    return known
+
+
 @asynccontextmanager
 async def _recorded(path: Path, tasks: Sequence[Task], samples: int) -> AsyncIterator[EndpointOf]:
-    from orchestrator.testing.model_server import ScriptedModel
     from orchestrator.testing.replay import load_replay
 
     script = await asyncio.to_thread(load_replay, path)
@@ -65,6 +76,17 @@ async def _recorded(path: Path, tasks: Sequence[Task], samples: int) -> AsyncIte
             f"{path} has no turns for {', '.join(unknown)}",
             hint=f"it has turns for: {', '.join(script.scenarios)}",
         )
+    async with recorded(path) as endpoint_of:
+        yield endpoint_of
+
+
+@asynccontextmanager
+async def recorded(path: Path) -> AsyncIterator[EndpointOf]:
+    """Serve the turns of a replay file, whichever instances it has."""
+    from orchestrator.testing.model_server import ScriptedModel
+    from orchestrator.testing.replay import load_replay
+
+    script = await asyncio.to_thread(load_replay, path)
     say(f"playing recorded turns of {path}: no model is involved")
     async with ScriptedModel(script) as server:
         key = SecretStr("EMPTY")

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from orchestrator import errors
-from orchestrator.cli import clean, db, doctor, look, run, sql, status, validate
+from orchestrator.cli import clean, db, doctor, look, resume, run, sql, status, validate
 from orchestrator.cli.console import complain, show_warnings
 from store import errors as store_errors
 
@@ -44,6 +44,7 @@ app.command("list", rich_help_panel=_LOOK)(look.list_rollouts)
 app.command("show", rich_help_panel=_LOOK)(look.show)
 app.command("sql", rich_help_panel=_LOOK)(sql.sql)
 app.command("doctor", rich_help_panel=_KEEP)(doctor.doctor)
+app.command("resume", rich_help_panel=_AFTER)(resume.resume)
 app.command("clean", rich_help_panel=_AFTER)(clean.clean)
 app.add_typer(db.app, name="db", rich_help_panel=_KEEP)
 

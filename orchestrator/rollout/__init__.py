@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.rollout.driver import advance, run
+from orchestrator.rollout.driver import advance, answer, run
 from orchestrator.rollout.runtime import Ending, Runtime
 from orchestrator.rollout.submission import Request, submit
 
-__all__ = ["Ending", "Request", "Runtime", "advance", "run", "submit"]
+__all__ = ["Ending", "Request", "Runtime", "advance", "answer", "run", "submit"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from orchestrator.rollout.runtime import Runtime
+    from store.rollouts import Store
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ async def run(runtime: Runtime, rollout_id: str) -> Ending:
     """
     while True:
         leases = await runtime.store.claim(limit=1, ids=[rollout_id])
-        ending = await (advance(runtime, leases[0]) if leases else answer(runtime, rollout_id))
+        ending = await (advance(runtime, leases[0]) if leases else answer(runtime.store, rollout_id))
         if ending.again_in_s is None:
             return ending
         await asyncio.sleep(ending.again_in_s)
@@ -95,16 +96,16 @@ async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) 
     except Exception as e:
         logger.exception("rollout %s: unforeseen error", walk.lease.rollout_id)
         return await _settle(walk, errors.InternalError(f"{type(e).__name__}: {e}"))
-    return await answer(walk.runtime, walk.lease.rollout_id)
+    return await answer(walk.runtime.store, walk.lease.rollout_id)
 
 
-async def answer(runtime: Runtime, rollout_id: str) -> Ending:
+async def answer(store: Store, rollout_id: str) -> Ending:
     """Return what the store knows of a rollout."""
-    row = await runtime.store.history.rollout(rollout_id)
+    row = await store.history.rollout(rollout_id)
     if row is None:
         raise errors.UsageError(f"there is no rollout {rollout_id}", hint="see `rollouts list`")
     state = State(row["state"])
-    rewards = await runtime.store.history.of_rollout("rewards", rollout_id)
+    rewards = await store.history.of_rollout("rewards", rollout_id)
     waits = state not in TERMINAL and row["lease_owner"] is None
     return Ending(
         rollout_id=rollout_id,
@@ -123,7 +124,7 @@ async def _settle(walk: Walk, failure: errors.Failure) -> Ending:
         ending = await _to_its_end(_retry_or_fail(walk, failure))
     except Superseded as e:
         logger.warning("%s; left to its owner", e)
-        return await answer(walk.runtime, walk.lease.rollout_id)
+        return await answer(walk.runtime.store, walk.lease.rollout_id)
     await _to_its_end(custody.release_given_up(walk.runtime, walk.lease.rollout_id))
     return ending
 

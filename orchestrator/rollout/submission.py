@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from orchestrator import errors, identity, states
 from store import rows
@@ -26,6 +26,10 @@ class Request:
     sample: int = 0
     retry_no: int = 0
     parent_id: str | None = None
+    endpoint_kind: Literal["stateless", "session"] = "stateless"
+    """`session`: the model answers only for the caller that is here, and its key is kept in memory only."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Where it was asked for, for whoever resumes it: `user`, `replay` (a file), `key` (a variable that was set)."""
     key: str | None = None
     """The caller's own identity for this rollout; default: run, task, sample and retry."""
 
@@ -46,7 +50,7 @@ def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
         id=runtime.new_id(),
         idem_key=request.key
         or identity.batch_key(request.run_id, task.instance_id, digest, request.sample, request.retry_no),
-        request_sha256=identity.request_sha256(digest, settings.to_json(), "stateless"),
+        request_sha256=identity.request_sha256(digest, settings.to_json(), request.endpoint_kind),
         run_id=request.run_id,
         group_id=f"{request.run_id}/{task.instance_id}",
         sample=request.sample,
@@ -60,9 +64,10 @@ def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
         eval_sha256=task.eval_sha256,
         agent_type=settings.agent.type,
         config_sha256=settings.sha256,
-        endpoint_kind="stateless",
+        endpoint_kind=request.endpoint_kind,
         input={
             "settings": settings.model_dump(mode="json"),
+            "origin": request.origin,
             "repo_source": None if source is None else source.model_dump(mode="json"),
         },
         fsm_version=states.FSM_VERSION,

@@ -191,6 +191,8 @@ async def test_a_rollout_without_a_reward_makes_the_exit_code_1(command: Command
             "retry.backoff_base_s=0",
             "-n",
             "3",
+            "--retries",
+            "0",
         )
     assert ran.returncode == 1, ran.stderr
     assert "3 without a reward" in ran.stderr

@@ -1,0 +1,147 @@
+"""What `resume` would do with each unfinished rollout, and what stands in its way; nothing is changed by asking."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from orchestrator import assembly, errors
+from orchestrator.cli import endpoints
+from orchestrator.settings import Settings
+from orchestrator.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from store.history import Record
+    from store.rollouts import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One unfinished rollout."""
+
+    row: Record
+    settings: Settings | None
+    action: str
+    """What is done next."""
+    blocked: str = ""
+    """Why it is left alone; empty when it is taken up."""
+    is_held: bool = False
+    """A live worker has it."""
+
+    @property
+    def replay(self) -> Path | None:
+        """The recorded turns that its model is, if it is none."""
+        path = self.row["input"].get("origin", {}).get("replay")
+        return Path(path) if path else None
+
+
+async def make(store: Store, *, ids: Collection[str] | None, run: str | None, user: str | None) -> list[Item]:
+    """Plan for every unfinished rollout among these; None stands for all."""
+    items: list[Item] = []
+    asked: dict[str, str] = {}
+    for row in await store.history.unfinished():
+        origin = row["input"].get("origin", {})
+        wanted = (
+            (ids is None or row["id"] in ids)
+            and (run is None or row["run_id"] == run)
+            and (user is None or origin.get("user", user) == user)
+        )
+        if wanted:
+            items.append(await _item(store, row, asked))
+    return items
+
+
+async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
+    if row["held"] and not await store.is_dead(row["lease_owner"]):
+        return Item(
+            row=row, settings=None, action="left to its worker", is_held=True,
+            blocked=f"worker {row['lease_owner']} has it",
+        )  # fmt: skip
+    try:
+        settings = Settings.model_validate(row["input"]["settings"])
+    except ValidationError as e:
+        return Item(
+            row=row,
+            settings=None,
+            action="none",
+            blocked=f"its stored settings do not fit: {e.errors()[0]['msg']}",
+        )
+    item = Item(row=row, settings=settings, action=await _action(store, row))
+    blocked = await _sandbox_trouble(store, row) or _source_trouble(row)
+    if not blocked and row["state"] in (State.CREATED, State.SANDBOX_READY, State.AGENT_RUNNING):
+        blocked = await _endpoint_trouble(item, settings, asked)
+    if not blocked:
+        return item
+    return Item(row=row, settings=settings, action=item.action, blocked=blocked)
+
+
+async def _action(store: Store, row: Record) -> str:
+    before_the_patch = (State.CREATED, State.SANDBOX_READY, State.AGENT_RUNNING)
+    if row["endpoint_kind"] == "session" and row["state"] in before_the_patch:
+        return "end it as worker_lost: its caller's session is gone"
+    match State(row["state"]):
+        case State.CREATED:
+            return "make a sandbox and start"
+        case State.SANDBOX_READY:
+            return "start the agent, in its sandbox if that is untouched"
+        case State.AGENT_RUNNING:
+            steps = await store.history.of_rollout("steps", row["id"])
+            after = f"continue after {steps[-1]['name']}" if steps else "begin the agent's work"
+            return f"{after} if its sandbox is usable, else start anew"
+        case State.PATCHED:
+            return "grade the stored patch"
+        case _:
+            return "release its sandboxes; its reward stays"
+
+
+async def _sandbox_trouble(store: Store, row: Record) -> str:
+    """Ask the authorities of its open sandboxes whether they answer here."""
+    for box in await store.history.of_rollout("sandboxes", row["id"]):
+        if box["status"] in ("intent", "live", "releasing"):
+            try:
+                provider = assembly.provider_named(box["provider"])
+                await provider.list_ours(box["key"], box["provider_ref"])
+            except errors.RolloutsError as e:
+                return f"its sandbox {box['key']}: {e}"
+    return ""
+
+
+def _source_trouble(row: Record) -> str:
+    source = row["input"].get("repo_source")
+    path = source.get("path") if source else None
+    return f"its repository {path} is not here" if path and not Path(path).exists() else ""
+
+
+async def _endpoint_trouble(item: Item, settings: Settings, asked: dict[str, str]) -> str:
+    if item.row["endpoint_kind"] == "session":
+        return ""
+    if settings.llm.base_url and settings.llm.base_url.startswith(endpoints.REPLAY):
+        return _replay_trouble(item, settings)
+    variable = item.row["input"].get("origin", {}).get("key")
+    if variable and not os.environ.get(variable):
+        return f"{variable} is not set, the key of its model endpoint"
+    where = f"{settings.llm.base_url} {settings.llm.model} {settings.llm.api_key_env}"
+    if where not in asked:
+        try:
+            await endpoints.preflight(settings)
+            asked[where] = ""
+        except errors.UsageError as e:
+            asked[where] = str(e)
+    return asked[where]
+
+
+def _replay_trouble(item: Item, settings: Settings) -> str:
+    path = item.replay
+    if path is None or not path.exists():
+        return f"its recorded turns {path or settings.llm.base_url} are not here"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    if not str(settings.llm.base_url).endswith(f"@{digest}"):
+        return f"its recorded turns {path} have changed since"
+    return ""

@@ -1,0 +1,187 @@
+"""`rollouts resume`: go on with what dead workers left, each rollout from where it is."""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli import render
+from orchestrator.cli.console import say
+from orchestrator.cli.edge import INTERRUPTED, database_url, run_async
+from orchestrator.cli.options import AllowNoIsolation, Csv, Db, Json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AsyncExitStack
+
+    from orchestrator.agents.base import Endpoint
+    from orchestrator.assembly import Worker
+    from orchestrator.cli.endpoints import EndpointOf
+    from orchestrator.cli.plan import Item
+    from orchestrator.settings import Settings
+    from store.history import Record
+    from store.rollouts import Store
+
+_PLAN = tuple(render.Column(name) for name in ("id", "instance_id", "state", "action", "blocked"))
+_RESULT = tuple(
+    render.Column(name) for name in ("id", "instance_id", "was", "now", "reward", "outcome", "message")
+)
+
+
+def resume(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Rollouts, by a unique beginning of their ids.", show_default=False)] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Only rollouts of this run.", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also rollouts that somebody else started.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Also wait for rollouts that live workers have.")] = False,
+    concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=1, help="Rollouts at a time.")] = 4,
+    allow_no_isolation: AllowNoIsolation = False,
+    db: Db = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:  # fmt: skip
+    """Take up unfinished rollouts whose workers are gone. Without arguments: those that you started.
+
+    A stored patch is graded and never made again; a stored reward stays. Repeating the command is harmless. Exit code 1:
+    a rollout ended without a reward, or had to be left.
+    """
+    form = render.form_of(as_json=as_json, as_csv=as_csv)
+    user = None if ids or run or every else getpass.getuser()
+    asked = _Asked(ids=ids or None, run=run, user=user, wait=wait, concurrency=concurrency, form=form)
+    if allow_no_isolation:
+        asked.sandbox_changes["allow_no_isolation"] = True
+    code = run_async(_resume(database_url(db), asked, dry_run=dry_run))
+    raise typer.Exit(code)
+
+
+class _Asked:
+    """The command's arguments."""
+
+    def __init__(
+        self, *, ids: list[str] | None, run: str | None, user: str | None, wait: bool, concurrency: int,
+        form: render.Form,
+    ) -> None:  # fmt: skip
+        self.ids = ids
+        self.run = run
+        self.user = user
+        self.wait = wait
+        self.concurrency = concurrency
+        self.form = form
+        self.sandbox_changes: dict[str, bool] = {}
+
+
+async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
+    from orchestrator import assembly
+
+    worker = await assembly.Worker.start_existing(url)
+    try:
+        items = await _planned(worker.store, asked)
+        taken = [item for item in items if not item.blocked or (asked.wait and item.is_held)]
+        if not items:
+            say("nothing to resume")
+            return 0
+        if dry_run or asked.form is render.Form.TABLE:
+            shown = [_shown(item) for item in items]
+            render.emit(shown, _PLAN, asked.form, title="plan")
+        for item in items:
+            if item.blocked:
+                say(
+                    f"left: {item.row['id']} ({item.row['instance_id']}, {item.row['state']}): {item.blocked}"
+                )
+        if dry_run:
+            return 0
+        say(f"{len(taken)} of {len(items)} unfinished rollouts are taken up, {asked.concurrency} at a time")
+        interrupted = await _work(worker, asked, taken)
+        rows = await _results(worker.store, taken)
+        render.emit(rows, _RESULT, asked.form)
+        if interrupted:
+            say("stopped; the same command continues")
+            return INTERRUPTED
+        without = sum(row["reward"] is None for row in rows)
+        left = sum(bool(item.blocked) and not item.is_held for item in items)
+        return 1 if without or left else 0
+    finally:
+        await worker.stop()
+
+
+def _shown(item: Item) -> dict[str, object]:
+    row = item.row
+    return {
+        "id": row["id"], "instance_id": row["instance_id"], "state": row["state"], "action": item.action,
+        "blocked": item.blocked,
+    }  # fmt: skip
+
+
+async def _planned(store: Store, asked: _Asked) -> list[Item]:
+    from orchestrator.cli import plan
+
+    ids = None if asked.ids is None else {await store.history.find(prefix) for prefix in asked.ids}
+    return await plan.make(store, ids=ids, run=asked.run, user=asked.user)
+
+
+async def _work(worker: Worker, asked: _Asked, items: Sequence[Item]) -> bool:
+    """Walk them, those that want the same kind of sandbox together; say whether somebody said stop."""
+    from contextlib import AsyncExitStack
+
+    from orchestrator.cli.batch import Batch
+    from orchestrator.cli.chains import Chains
+    from orchestrator.cli.preparation import open_provider
+    from orchestrator.cli.progress import Progress
+    from orchestrator.settings import Settings
+
+    await worker.store.take_from_dead([item.row["id"] for item in items])
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        settings = item.settings or Settings.model_validate(item.row["input"]["settings"])
+        groups.setdefault(settings.sandbox.model_dump_json(), []).append(item)
+    async with AsyncExitStack() as stack:
+        endpoint_of = await _endpoints(stack, items)
+        for group in groups.values():
+            settings = Settings.model_validate(group[0].row["input"]["settings"])
+            box = settings.sandbox.model_copy(update=asked.sandbox_changes)
+            provider = await open_provider(settings.model_copy(update={"sandbox": box}))
+            stack.push_async_callback(provider.close)
+            progress = Progress("resume")
+            progress.know({item.row["id"]: item.row["state"] for item in group})
+            runtime = worker.runtime(provider, endpoint_of, serves_sessions=False, on_move=progress.moved)
+            batch = Batch(
+                runtime, None, [item.row["id"] for item in group], concurrency=asked.concurrency,
+                progress=progress, chains=Chains([], [], retries=0),
+            )  # fmt: skip
+            async with progress:
+                await batch.work()
+            if batch.interrupted:
+                return True
+    return False
+
+
+async def _endpoints(stack: AsyncExitStack, items: Sequence[Item]) -> EndpointOf:
+    """Serve the recorded turns that are wanted; everything else is asked at its own endpoint."""
+    from orchestrator.cli import endpoints
+
+    served = {
+        str(path): await stack.enter_async_context(endpoints.recorded(path))
+        for path in {item.replay for item in items if item.replay is not None}
+    }
+
+    def endpoint_of(row: Record, settings: Settings) -> Endpoint:
+        path = row["input"].get("origin", {}).get("replay")
+        return (served[path] if path else endpoints.stored_endpoint)(row, settings)
+
+    return endpoint_of
+
+
+async def _results(store: Store, items: Sequence[Item]) -> list[dict[str, object]]:
+    from orchestrator import rollout
+
+    rows: list[dict[str, object]] = []
+    for item in items:
+        ending = await rollout.answer(store, item.row["id"])
+        rows.append({
+            "id": item.row["id"], "instance_id": item.row["instance_id"], "was": item.row["state"],
+            "now": ending.state.value, "reward": ending.reward,
+            "outcome": (ending.stats or {}).get("grade_outcome") or ending.failure_class, "message": ending.message,
+        })  # fmt: skip
+    return rows

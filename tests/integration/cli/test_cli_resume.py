@@ -1,0 +1,127 @@
+"""`rollouts resume`: what a killed process left goes on from where it is, once, and everything else is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cli.conftest import ROOT
+from tests.integration.cli.test_cli_run import endpoint, slow
+
+if TYPE_CHECKING:
+    from tests.integration.cli.conftest import Command
+
+REWARDS = "select sample, reward from rollouts join rewards on rollout_id = id order by 1"
+
+
+async def killed_at(command: Command, steps: int, *more: str) -> None:
+    """Start three samples of recorded turns and kill the process once so many steps are stored."""
+    process = await command.start(
+        "run", command.offline, "--model", command.replay, "-n", "3", "-j", "1", "--run", "killed", *more
+    )
+    while not command.database.exists() or command.query("select count(*) from sqlite_master") == [["0"]]:
+        await asyncio.sleep(0.02)
+    while int(command.query("select count(*) from steps")[0][0]) < steps:
+        assert process.returncode is None, await process.communicate()
+        await asyncio.sleep(0.005)
+    process.kill()
+    await process.communicate()
+
+
+@pytest.mark.slow
+async def test_a_killed_run_is_resumed_to_the_rewards_of_an_undisturbed_one_and_only_once(command: Command):
+    await killed_at(command, 2)
+    planned = await asyncio.to_thread(command, "resume", "--dry-run", "--json")
+    plan = [json.loads(line) for line in planned.stdout.splitlines()]
+    assert [row["blocked"] for row in plan] == ["", "", ""]
+    assert {row["state"] for row in plan} <= {"created", "agent_running", "patched", "graded"}
+    assert command.query("select max(fence) from rollouts") == [["1"]], "a plan changes nothing"
+    resumed = await asyncio.to_thread(command, "resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    ended = [json.loads(line) for line in resumed.stdout.splitlines()]
+    assert {(row["now"], row["message"]) for row in ended} == {("released", "")}
+    assert command.query(REWARDS) == [["0", "1.0"], ["1", "0.0"], ["2", "0.0"]]
+    assert command.query("select count(*) from sandbox_leaks") == [["0"]]
+    assert command.query("select max(crash_count) from rollouts") == [["1"]]
+    again = await asyncio.to_thread(command, "resume")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "nothing to resume" in again.stderr
+
+
+@pytest.mark.long
+async def test_two_resumes_at_once_share_the_work_and_the_same_run_command_resumes_too(command: Command):
+    await killed_at(command, 1)
+    both = await asyncio.gather(*(command.start("resume", "--json") for _ in range(2)))
+    said = [await process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert command.query(REWARDS) == [["0", "1.0"], ["1", "0.0"], ["2", "0.0"]]
+    assert command.query("select count(*) from grades where verdict = 1") == [["3"]]
+    assert command.query("select max(fence) from rollouts") == [["2"]]
+
+
+@pytest.mark.slow
+async def test_what_cannot_go_on_here_is_left_with_the_reason_and_costs_no_budget(command: Command):
+    command.environ["MY_KEY"] = "sk-planted"
+    async with slow(600.0) as server:
+        process = await command.start(
+            "run", command.offline, *endpoint(server), "--api-key-env", "MY_KEY", "--run", "keyed"
+        )
+        await server.wait_for(lambda s: len(s.requests) == 1)
+        held = await asyncio.to_thread(command, "resume", "--json")
+        assert held.returncode == 0, held.stderr
+        assert "worker" in held.stderr
+        process.kill()
+        await process.communicate()
+        del command.environ["MY_KEY"]
+        before = command.query("select fence, crash_count, state from rollouts")
+        left = await asyncio.to_thread(command, "resume")
+        assert left.returncode == 1
+        assert "MY_KEY is not set" in left.stderr
+        assert command.query("select fence, crash_count, state from rollouts") == before
+    command.environ["MY_KEY"] = "sk-planted"
+    gone = await asyncio.to_thread(command, "resume")
+    assert gone.returncode == 1
+    assert "cannot be reached" in gone.stderr
+    assert command.query("select fence, crash_count, state from rollouts") == before
+
+
+CALL = """
+import asyncio, json, sys
+from aweagent.lifecycle import run_agent_with_reward
+print(asyncio.run(run_agent_with_reward(json.loads(sys.argv[1]), agent_type="swe", agent_config="train",
+    result_dir="logs", override_api_key=sys.argv[3], override_base_url=sys.argv[2], override_llm_model=None,
+    override_opencode_provider=None, override_codex_provider=None)))
+"""
+
+
+@pytest.mark.slow
+async def test_a_trainers_rollout_ends_as_worker_lost_without_a_reward_when_its_process_died(
+    command: Command,
+):
+    record = json.dumps(
+        {
+            "instance_id": "offline__wordcount-1", "dataset_kind": "local", "repo": "example/wordcount",
+            "repo_path": str(command.offline / "repo"), "workdir": "/testbed", "strict": True, "targets": ["tests"],
+            "problem_statement": "x", "test_patch": (command.offline / "test.patch").read_text(),
+            **json.loads((command.offline / "tests.json").read_text()),
+        }
+    )  # fmt: skip
+    async with slow(600.0, times=1) as server:
+        base_url = server.base_url("any", 0)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CALL, record, base_url, "session-key-1", cwd=command.folder,
+            env={**command.environment(), "PYTHONPATH": str(ROOT)}, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        await server.wait_for(lambda s: len(s.requests) == 1)
+        process.kill()
+        await process.communicate()
+    assert command.query("select state, endpoint_kind from rollouts") == [["agent_running", "session"]]
+    resumed = await asyncio.to_thread(command, "resume", "--json")
+    assert resumed.returncode == 1, resumed.stderr
+    assert command.query("select state, failure_class from rollouts") == [["failed", "worker_lost"]]
+    assert command.query("select count(*) from rewards") == [["0"]]
+    assert command.query("select status, count(*) from sandboxes group by 1") == [["released", "1"]]
