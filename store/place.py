@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _SAY_AFTER_S, _SAY_EVERY_S = 5.0, 30.0
 _POLL_S = 0.05
 
-_NETWORK_FILE_SYSTEMS = frozenset(
+NETWORK_FILE_SYSTEMS = frozenset(
     {
         "nfs",
         "nfs4",
@@ -67,8 +67,8 @@ def check(path: Path, *, create: bool, mounts: Path = MOUNTS) -> None:
         raise errors.StoreUnusable(
             f"there is no database at {path}", hint="name one with --db sqlite:///PATH"
         )
-    kind = _file_system(path.parent, mounts)
-    if kind in _NETWORK_FILE_SYSTEMS:
+    kind = file_system(path.parent, mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
         raise errors.StoreUnusable(
             f"{path} is on a network file system ({kind}), where SQLite loses data",
             hint="set --db or ROLLOUTS_DATABASE_URL to a file on a local disk",
@@ -85,7 +85,7 @@ def check(path: Path, *, create: bool, mounts: Path = MOUNTS) -> None:
         )
 
 
-def _file_system(folder: Path, mounts: Path) -> str:
+def file_system(folder: Path, mounts: Path) -> str:
     resolved = folder.resolve()
     best, kind = -1, ""
     for line in mounts.read_text(encoding="utf-8").splitlines():

@@ -227,5 +227,5 @@ def _masked() -> sa.Select[Any]:
 
 def file_system(file: Path, *, mounts: Path = place.MOUNTS) -> tuple[str, bool]:
     """Return the kind of file system below a SQLite file, there or not, and whether such a file is safe on it."""
-    kind = place._file_system(file.parent, mounts)
-    return kind, kind not in place._NETWORK_FILE_SYSTEMS
+    kind = place.file_system(file.parent, mounts)
+    return kind, kind not in place.NETWORK_FILE_SYSTEMS

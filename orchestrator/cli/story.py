@@ -88,11 +88,12 @@ async def _transcript(history: History, rollout_id: str) -> bytes:
         raise errors.UsageError(
             f"rollout {rollout_id} has no transcript", hint=f"see where it is: rollouts show {rollout_id}"
         )
-    last = max(step["attempt_no"] for step in steps)
+    moves = await history.of_rollout("transitions", rollout_id)
+    begun = max(move["fence"] for move in moves if move["trig"] == "start_agent")
     messages = [
         message
         for step in steps
-        if step["attempt_no"] == last
+        if step["fence"] >= begun
         for message in json.loads(step["output"])["messages"]
     ]
     return "".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages).encode(

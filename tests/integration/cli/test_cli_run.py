@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 import signal
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -320,15 +321,25 @@ async def test_two_processes_started_at_the_same_moment_share_the_run(command: C
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-async def test_a_killed_process_is_taken_over_when_its_lease_ends(command: Command):
+@pytest.mark.parametrize("is_visible", [True, False], ids=["on this machine", "out of sight"])
+async def test_a_killed_process_is_taken_over_at_once_or_within_a_second_of_its_lease(
+    command: Command, is_visible: bool
+):
     async with slow(600.0, times=1) as server:
         arguments: tuple[str | Path, ...] = ("run", command.offline, *endpoint(server))
         process = await command.start(*arguments)
         await server.wait_for(lambda s: len(s.requests) == 1)
         process.kill()
         await process.communicate()
+        ((lease_until,),) = command.query("select lease_until from rollouts")
+        if not is_visible:
+            with closing(sqlite3.connect(command.database)) as connection, connection:
+                connection.execute("update workers set pid_ns = 'another'")
         again = await asyncio.to_thread(command, *arguments, timeout_s=180)
     assert again.returncode == 0, again.stderr
-    assert "waiting for 1 rollout held by worker" in again.stderr
+    assert ("waiting for 1 rollout held by worker" in again.stderr) is not is_visible
+    ((claimed_at,),) = command.query("select max(claimed_at) from attempts")
+    waited_ms = int(claimed_at) - int(lease_until)
+    assert waited_ms < 0 if is_visible else 0 <= waited_ms <= 1000
     assert command.query("select state, crash_count from rollouts") == [["released", "1"]]
     assert command.query("select count(*) from sandboxes where status <> 'released'") == [["0"]]
