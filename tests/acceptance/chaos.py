@@ -78,7 +78,8 @@ class Seen:
     kills: Counter[str] = field(default_factory=Counter)
     deaths: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(failpoint, state) that a worker died at."""
-    passed: set[tuple[str, str]] = field(default_factory=set)
+    passed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(failpoint, state) -> how many workers passed it."""
     requests: list[tuple[int, int]] = field(default_factory=list)
     """(sample, epoch milliseconds) of every request of a model."""
     pauses: int = 0
@@ -158,7 +159,7 @@ class Chaos:
     async def _top_up(self) -> None:
         """Submit rollouts so that there is always more to do than there are workers."""
         waiting = self.submitted - len(self._over)
-        wanted = 2 * self.plan.workers - waiting if self.killing else 0
+        wanted = self.plan.workers + 2 - waiting if self.killing else 0
         if wanted <= 0:
             return
         effective = settings.load("train", arguments=_SETTINGS, environ={})
@@ -190,7 +191,7 @@ class Chaos:
             death=death and list(death),
             ttl_s=TTL_S,
         )
-        most = 20 if death else self._chance.randint(1, 9)
+        most = 12 if death else self._chance.randint(1, 9)
         victim = Victim(child=child, death=death, most_acks=most, words=asyncio.Queue())
         threading.Thread(
             target=_read_on, args=(victim, asyncio.get_running_loop()), name=f"read {child.pid}", daemon=True
@@ -198,12 +199,15 @@ class Chaos:
         return victim
 
     def _next_death(self) -> tuple[str, str] | None:
-        """Choose a place that somebody passed and nobody died at, a new failpoint first; some workers die elsewhere."""
-        open_places = sorted(self.seen.passed - set(self.seen.deaths))
-        if not open_places or self._chance.random() < 0.3:
+        """Choose a place that workers pass and nobody died at, a new failpoint first; some workers die elsewhere."""
+        open_places = sorted(self.seen.passed.keys() - self.seen.deaths.keys())
+        if not open_places or self._chance.random() < 0.25:
             return None
         known = {point for point, _ in self.seen.deaths}
-        place = min(open_places, key=lambda p: (self._tried[p], p[0] in known, self._chance.random()))
+        place = min(
+            open_places,
+            key=lambda p: (self._tried[p], p[0] in known, -self.seen.passed[p], self._chance.random()),
+        )
         self._tried[place] += 1
         return place
 
@@ -219,7 +223,7 @@ class Chaos:
                 victim.acks += 1
                 self.seen.acks.append(ack)
             case ["passed", point, state]:
-                self.seen.passed.add((point, state))
+                self.seen.passed[point, state] += 1
             case ["over", rollout_id, state, *_]:
                 victim.rollout = None
                 if state in ("released", "failed"):
@@ -270,6 +274,8 @@ class Chaos:
             self.seen.kills["at random"] += 1
         elif code != 0 or victim.struck is None:
             self.seen.broken.append(f"a worker ended with {code}")
+        if len(self.seen.broken) > 2 * self.plan.workers:
+            raise AssertionError("workers do not work:\n" + "\n".join(self.seen.broken))
 
     async def _finish(self, victim: Victim) -> None:
         """Look whether everything is over when a worker has nothing to do; what waits for its turn gets it now."""

@@ -141,12 +141,12 @@ async def work(
         places.state = str(state)
 
     async with Heartbeat(store) as heartbeat:
-        await recovery.heal(store, provider)
         runtime = Worker(store=store, heartbeat=heartbeat).runtime(provider, endpoint_of, on_move=on_move)
+        await recovery.heal(runtime)
         while not stop.is_set():
             if not await _walk_one(store, runtime, places):
                 places.say([IDLE])
-                await recovery.heal(store, provider)
+                await recovery.heal(runtime)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _PAUSE_S)
     await provider.close()
