@@ -86,6 +86,7 @@ def check(path: Path, *, create: bool, mounts: Path = MOUNTS) -> None:
 
 
 def file_system(folder: Path, mounts: Path) -> str:
+    """Return the kind of file system that a folder lies on, by the kernel's table of mounts."""
     resolved = folder.resolve()
     best, kind = -1, ""
     for line in mounts.read_text(encoding="utf-8").splitlines():

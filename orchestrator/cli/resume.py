@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,27 +50,31 @@ def resume(
     """
     form = render.form_of(as_json=as_json, as_csv=as_csv)
     user = None if ids or run or every else getpass.getuser()
-    asked = _Asked(ids=ids or None, run=run, user=user, wait=wait, concurrency=concurrency, form=form)
-    if allow_no_isolation:
-        asked.sandbox_changes["allow_no_isolation"] = True
+    asked = _Asked(
+        ids=ids or None,
+        run=run,
+        user=user,
+        wait=wait,
+        concurrency=concurrency,
+        allow_no_isolation=allow_no_isolation,
+        form=form,
+    )
     code = run_async(_resume(database_url(db), asked, dry_run=dry_run))
     raise typer.Exit(code)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
     """The command's arguments."""
 
-    def __init__(
-        self, *, ids: list[str] | None, run: str | None, user: str | None, wait: bool, concurrency: int,
-        form: render.Form,
-    ) -> None:  # fmt: skip
-        self.ids = ids
-        self.run = run
-        self.user = user
-        self.wait = wait
-        self.concurrency = concurrency
-        self.form = form
-        self.sandbox_changes: dict[str, bool] = {}
+    ids: list[str] | None
+    run: str | None
+    user: str | None
+    """Whose rollouts; None stands for everybody's."""
+    wait: bool
+    concurrency: int
+    allow_no_isolation: bool
+    form: render.Form
 
 
 async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
@@ -82,14 +87,9 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
         if not items:
             say("nothing to resume")
             return 0
-        if dry_run or asked.form is render.Form.TABLE:
-            shown = [_shown(item) for item in items]
-            render.emit(shown, _PLAN, asked.form, title="plan")
-        for item in items:
-            if item.blocked:
-                say(
-                    f"left: {item.row['id']} ({item.row['instance_id']}, {item.row['state']}): {item.blocked}"
-                )
+        if dry_run:
+            render.emit([_shown(item) for item in items], _PLAN, asked.form)
+        _say_the_plan(items, only_what_is_left=dry_run)
         if dry_run:
             return 0
         say(f"{len(taken)} of {len(items)} unfinished rollouts are taken up, {asked.concurrency} at a time")
@@ -104,6 +104,18 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
         return 1 if without or left else 0
     finally:
         await worker.stop()
+
+
+def _say_the_plan(items: Sequence[Item], *, only_what_is_left: bool) -> None:
+    for item in items:
+        what = f"{item.row['id']} ({item.row['instance_id']}, {item.row['state']})"
+        if item.blocked and not item.is_held:
+            say(f"left: {what}: {item.blocked}")
+        elif not item.blocked and not only_what_is_left:
+            say(f"{what}: {item.action}")
+    held = [item.row["lease_owner"] for item in items if item.is_held]
+    if held:
+        say(f"left: {len(held)} rollouts that live workers have ({', '.join(sorted(set(held))[:3])})")
 
 
 def _shown(item: Item) -> dict[str, object]:
@@ -132,15 +144,15 @@ async def _work(worker: Worker, asked: _Asked, items: Sequence[Item]) -> bool:
     from orchestrator.settings import Settings
 
     await worker.store.take_from_dead([item.row["id"] for item in items])
-    groups: dict[str, list[Item]] = {}
+    groups: dict[str, tuple[Settings, list[Item]]] = {}
     for item in items:
         settings = item.settings or Settings.model_validate(item.row["input"]["settings"])
-        groups.setdefault(settings.sandbox.model_dump_json(), []).append(item)
+        groups.setdefault(settings.sandbox.model_dump_json(), (settings, []))[1].append(item)
     async with AsyncExitStack() as stack:
         endpoint_of = await _endpoints(stack, items)
-        for group in groups.values():
-            settings = Settings.model_validate(group[0].row["input"]["settings"])
-            box = settings.sandbox.model_copy(update=asked.sandbox_changes)
+        for settings, group in groups.values():
+            allowed = settings.sandbox.allow_no_isolation or asked.allow_no_isolation
+            box = settings.sandbox.model_copy(update={"allow_no_isolation": allowed})
             provider = await open_provider(settings.model_copy(update={"sandbox": box}))
             stack.push_async_callback(provider.close)
             progress = Progress("resume")
