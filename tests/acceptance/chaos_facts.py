@@ -43,7 +43,7 @@ def judge(found: Dump, seen: Seen, oracle: Path, left: list[str]) -> Verdict:
     verdict.violations += _lost_acks(found, seen)
     verdict.violations += facts.violations(found)
     verdict.violations += _endings(found, verdict)
-    verdict.violations += _ledger(found, verdict)
+    verdict.violations += _ledger(found, calls, verdict)
     verdict.violations += [f"the service still has {key}" for key in left]
     verdict.violations += _zombies(calls, verdict)
     verdict.violations += _late_requests(found, seen, verdict)
@@ -91,14 +91,17 @@ def _endings(found: Dump, verdict: Verdict) -> list[str]:
     return wrong
 
 
-def _ledger(found: Dump, verdict: Verdict) -> list[str]:
+def _ledger(found: Dump, calls: list[dict[str, Any]], verdict: Verdict) -> list[str]:
+    """Every sandbox that was asked for has a row, and every row is closed."""
     status = Counter(row["status"] for row in found["sandboxes"])
     verdict.figures |= {
         "sandboxes": sum(status.values()),
         "sandboxes released": status["released"],
         "sandboxes lost": status["lost"],
     }
-    return [
+    declared = {row["key"] for row in found["sandboxes"]}
+    asked = {call["key"] for call in calls if call["op"] == "create"}
+    return [f"P2: sandbox {key} was made without an intent" for key in sorted(asked - declared)] + [
         f"P2: sandbox {row['key']} is {row['status']}: {row['last_error']}"
         for row in found["sandboxes"]
         if row["status"] not in ("released", "lost")

@@ -28,7 +28,7 @@ from orchestrator.agents.base import Endpoint
 from orchestrator.agents.swe import loop
 from orchestrator.assembly import Worker
 from orchestrator.testing.remote_boxes import RemoteProvider
-from store import failpoints, rows, workers
+from store import errors, failpoints, rows, workers
 from store.heartbeat import Heartbeat
 from store.rollouts import Store
 from tests.integration.durability import forking, operations
@@ -120,15 +120,7 @@ async def work(
     places = Places(link, death)
     failpoints.install(places.hit)
     stop = _told_to_stop(link)
-    store = await AckingStore.open(
-        url,
-        worker=replace(
-            WARM, worker_id=uuid.uuid4().hex, pid=os.getpid(), pid_started=workers._started(os.getpid())
-        ),
-        edges=operations.EDGES,
-        new_uuid=uuid.uuid4().hex,
-        ttl_s=ttl_s,
-    )
+    store = await _open(url, ttl_s)
     store.say = places.say
     places.say(["ready", store.worker.worker_id])
     provider = RemoteProvider(address)
@@ -151,6 +143,26 @@ async def work(
                     await asyncio.wait_for(stop.wait(), _PAUSE_S)
     await provider.close()
     await store.close()
+
+
+async def _open(url: str, ttl_s: float) -> AckingStore:
+    """Open the store as soon as somebody lets us in: the server may be away just now."""
+    while True:
+        try:
+            return await AckingStore.open(
+                url,
+                worker=replace(
+                    WARM,
+                    worker_id=uuid.uuid4().hex,
+                    pid=os.getpid(),
+                    pid_started=workers._started(os.getpid()),
+                ),
+                edges=operations.EDGES,
+                new_uuid=uuid.uuid4().hex,
+                ttl_s=ttl_s,
+            )
+        except errors.NeverReached:
+            await asyncio.sleep(_PAUSE_S)
 
 
 async def _walk_one(store: AckingStore, runtime: rollout.Runtime, places: Places) -> bool:

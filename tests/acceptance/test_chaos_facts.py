@@ -110,6 +110,10 @@ def leave_a_sandbox(seen: Witnesses) -> None:
     seen.left.append(seen.key(1))
 
 
+def make_one_without_an_intent(seen: Witnesses) -> None:
+    seen.calls.append(seen.call(3, 2100, "create", 1) | {"key": f"rw-00000000-{OWNER}-1-2"})
+
+
 def act_as_a_zombie(seen: Witnesses) -> None:
     seen.calls += [seen.call(3, 3000, "create", 2), seen.call(4, 3251, "exec", 1)]
 
@@ -128,6 +132,7 @@ def break_a_worker(seen: Witnesses) -> None:
         (lose_a_move, "P1"),
         (leave_a_row_open, "P2"),
         (leave_a_sandbox, "still has"),
+        (make_one_without_an_intent, "P2"),
         (reward_twice, "P3"),
         (grade_twice, "P3"),
         (reward_wrongly, "P3"),
@@ -146,5 +151,6 @@ def test_every_kind_of_damage_is_seen(spoil: Callable[[Witnesses], None], said: 
 
 def test_a_sound_run_and_a_call_that_was_under_way_are_no_violations(tmp_path: Path):
     witnesses = Witnesses()
+    witnesses.found["sandboxes"].append({"key": witnesses.key(2), "status": "lost", "last_error": None})
     witnesses.calls += [witnesses.call(3, 3000, "create", 2), witnesses.call(4, 3250, "exec", 1)]
     assert witnesses.violations(tmp_path) == []
