@@ -32,8 +32,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PROBE_KEY = "preflight"
 _PARTS = ("work", "home", "tmp", "shm", "private", "root")
-_ALLOW_HINT = "pass --allow-no-isolation"
-_INSTALL_HINT = f"apt-get install bubblewrap (or your system's package of that name), or {_ALLOW_HINT}"
+_INSTALL_HINT = (
+    "apt-get install bubblewrap (or your system's package of that name), or pass --allow-no-isolation"
+)
 
 
 class LocalProvider:
@@ -181,7 +182,8 @@ class LocalProvider:
             return Isolation.NONE
         if not problems:
             raise errors.IsolationRefused(
-                "sandbox.isolation is set to 'none'", hint=f"set it to auto, or {_ALLOW_HINT}"
+                "sandbox.isolation is set to 'none'",
+                hint=f"set it to auto and, if that finds nothing, {_INSTALL_HINT}",
             )
         raise errors.IsolationRefused(
             f"sandboxes cannot be kept apart on this machine ({'; '.join(problems)})", hint=_INSTALL_HINT

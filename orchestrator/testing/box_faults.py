@@ -10,11 +10,12 @@ from enum import StrEnum
 _SLOW_SHARE = 4
 """A call is slow so many times as often as it fails."""
 _KINDS: dict[str, tuple[tuple[str, int], ...]] = {
-    "create": (("instead", 503), ("after", 0), ("after", 500)),
+    "create": (("instead", 503), ("after", 0), ("after", 500), ("later", 0)),
     "delete": (("instead", 500), ("after", 500), ("after", 0)),
     "exec": (("instead", 503), ("after", 0)),
     "list": (("instead", 503), ("after", 0)),
 }
+_LATER_S = (0.5, 3.0)
 _OTHER: tuple[tuple[str, int], ...] = (("instead", 503),)
 
 
@@ -23,6 +24,8 @@ class When(StrEnum):
 
     INSTEAD = "instead"
     AFTER = "after"
+    LATER = "later"
+    """The caller is cut off at once, and the work begins when it has long given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,8 @@ class Faults:
         if draw >= self._rate or not self._may_fail(op, key):
             return Fault(before_s=before_s, after_s=after_s)
         when, status = self._random.choice(_KINDS.get(op, _OTHER))
+        if when == When.LATER:
+            before_s = self._random.uniform(*_LATER_S)
         return Fault(when=When(when), status=status, before_s=before_s, after_s=after_s)
 
     def _may_fail(self, op: str, key: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import json
 import sys
 import time
@@ -95,6 +96,7 @@ class BoxService:
         self._calls: dict[str, asyncio.Task[Answer]] = {}
         self._cut: deque[str] = deque(maxlen=_FORGOTTEN_AFTER)
         """Calls that were cut off before they arrived."""
+        self._late: set[asyncio.Task[None]] = set()
         self._handlers: dict[str, Handler] = {
             "create": self._create,
             "attach": self._attach,
@@ -107,6 +109,13 @@ class BoxService:
             "detach": self._detach,
             "delete": self._delete,
         }
+
+    async def close(self) -> None:
+        """Stop serving, and drop the work that nobody waits for."""
+        await self.http.close()
+        for late in self._late:
+            late.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -152,6 +161,11 @@ class BoxService:
         fault = self._faults.choose(op, key)
         if fault.status is not None and fault.when is When.INSTEAD:
             return _broken(fault.status)
+        if fault.when is When.LATER:
+            late = asyncio.create_task(_later(fault.before_s, work))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+            return Response(body=None)
         await asyncio.sleep(fault.before_s)
         try:
             response = _json(200, await work())
@@ -267,6 +281,12 @@ class BoxService:
         return box
 
 
+async def _later(pause_s: float, work: Callable[[], Coroutine[Any, Any, Answer]]) -> None:
+    await asyncio.sleep(pause_s)
+    with contextlib.suppress(Refused, errors.Failure, OSError):  # there is nobody to tell
+        await work()
+
+
 def _spec(key: str, body: Answer) -> SandboxSpec:
     spec = body["spec"]
     return SandboxSpec(
@@ -337,7 +357,7 @@ async def serve(arguments: argparse.Namespace) -> None:
             sys.stdout.flush()
             await asyncio.to_thread(sys.stdin.buffer.read)
         finally:
-            await service.http.close()
+            await service.close()
             for left in await provider.list_ours(""):
                 await provider.release(left.key)
             await provider.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import uuid
@@ -128,6 +129,27 @@ async def test_a_service_with_faults_leaves_nothing_behind_when_every_release_is
                 pytest.fail("the faults of one key do not end")
         assert made
         assert failed
+        assert await _list(provider) == []
+        await provider.close()
+
+
+async def test_a_create_that_was_cut_off_may_take_effect_later(tmp_path, new_spec):
+    spec = new_spec()
+    seed = next(
+        seed
+        for seed in itertools.count()
+        if Faults(seed, rate=1.0, slow_ms=0).choose("create", spec.key).when is When.LATER
+    )
+    with box_service(tmp_path / "late", "--fault-rate", "1", "--seed", str(seed)) as address:
+        provider = RemoteProvider(address)
+        with pytest.raises(errors.SandboxCreateFailed):
+            await provider.create(spec)
+        assert await _list(provider) == []
+        while not await _list(provider):
+            await asyncio.sleep(0.05)  # the service's own delay
+        with pytest.raises(errors.SandboxLost):
+            await provider.release(spec.key)
+        await provider.release(spec.key)
         assert await _list(provider) == []
         await provider.close()
 

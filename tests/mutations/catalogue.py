@@ -144,17 +144,32 @@ MUTATIONS = (
         "a row closed that nobody gave up",
         "store/ledger.py",
         '.where(sandboxes.c.key == key, sandboxes.c.status == "releasing")\n        .values(status=status',
-        '.where(sandboxes.c.key == key)\n        .values(status=status',
+        ".where(sandboxes.c.key == key)\n        .values(status=status",
         GUARDS + "test_only_a_sandbox_that_was_given_up_can_be_closed",
     ),
     Mutation(
         "create before intent",
         "orchestrator/rollout/walk.py",
-        "        await self.note([custody.intent_of(self.runtime, spec)])\n"
-        "        self._sandbox = await custody.make(self.runtime, spec)\n",
-        "        self._sandbox = await custody.make(self.runtime, spec)\n"
         "        await self.note([custody.intent_of(self.runtime, spec)])\n",
+        "        made = await custody.make(self.runtime, spec)\n"
+        "        await self.note([custody.intent_of(self.runtime, spec)])\n"
+        "        return made\n",
         CUSTODY + "test_the_intent_is_durable_before_the_create_call_goes_out",
+    ),
+    Mutation(
+        "a sandbox taken over from an owner who may live",
+        "orchestrator/rollout/takeover.py",
+        'walk.lease.previous != "crashed" or not await _owner_is_dead(walk)',
+        'walk.lease.previous != "crashed"',
+        "tests/integration/durability/test_takeover.py::test_an_owner_that_is_out_of_sight_may_live_and_keeps_its_sandbox_to_itself",
+    ),
+    Mutation(
+        "a transcript that its sandbox may be ahead of",
+        "orchestrator/rollout/transcript.py",
+        "        return None\n",
+        "        pass\n",
+        "tests/integration/durability/test_takeover.py::"
+        "test_the_work_of_a_dead_worker_goes_on_after_its_last_step_unless_the_sandbox_may_be_ahead[at the second answer]",
     ),
     Mutation(
         "`released` before the confirmation",

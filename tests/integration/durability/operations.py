@@ -202,7 +202,7 @@ WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
         lambda key: None if key == f"{lease.rollout_id}-control" else s.worker.worker_id
     ),
     "give_up_ownerless": lambda s, lease: s.give_up_ownerless([lease.rollout_id]),
-    "take_from_dead": lambda s, lease: s.take_from_dead([lease.rollout_id]),
+    "take_from_dead": lambda s, lease: s.take_from_dead(["nobody"]),
     "write_off": lambda s, lease: s.write_off(f"afar {lease.rollout_id}", "it burned down"),
     "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
     **{f"transition.{trigger}": partial(_move, trigger) for trigger in (*LINE, "restart", "fail")},

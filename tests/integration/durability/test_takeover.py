@@ -27,6 +27,35 @@ DEATHS = {
 """What is done when the worker dies -> (failpoint, pass, whether the next worker has to begin anew)."""
 
 
+def died(forks: ForkServer, arguments: dict[str, str], place: str, passes: int) -> str:
+    """Drive a new rollout until the process dies there; return its id."""
+    first = forks.start("drive", **arguments, rollout_id=None, place=place, passes=passes)
+    rollout_id = str(first.hear())
+    assert first.rest() == []
+    assert first.wait() == 137
+    return rollout_id
+
+
+def taken_over(forks: ForkServer, arguments: dict[str, str], rollout_id: str) -> facts.Dump:
+    """Drive it to its end in a new process; return what is stored then."""
+    heir = forks.start("drive", **arguments, rollout_id=rollout_id, place=None, passes=0)
+    assert heir.hear() == rollout_id
+    assert heir.hear() == {"state": "released", "reward": 1.0, "left": []}
+    heir.end()
+    return facts.dump(arguments["url"])
+
+
+def test_an_owner_that_is_out_of_sight_may_live_and_keeps_its_sandbox_to_itself(
+    forks: ForkServer, database: Database, tmp_path: Path
+):
+    arguments = {"url": database.url, "root": str(tmp_path / "boxes")}
+    rollout_id = died(forks, arguments, "record.after_commit", 3)
+    database.ask("UPDATE workers SET pid_ns = 'another'")
+    ended = taken_over(forks, arguments, rollout_id)
+    assert "restart" in [move["trig"] for move in ended["transitions"]]
+    assert [box["role"] for box in ended["sandboxes"]].count("task") == 2
+
+
 @pytest.mark.parametrize(
     "death",
     [
@@ -41,15 +70,8 @@ def test_the_work_of_a_dead_worker_goes_on_after_its_last_step_unless_the_sandbo
 ):
     place, passes, anew = DEATHS[death]
     arguments = {"url": database.url, "root": str(tmp_path / "boxes")}
-    first = forks.start("drive", **arguments, rollout_id=None, place=place, passes=passes)
-    rollout_id = first.hear()
-    assert first.rest() == []
-    assert first.wait() == 137
-    heir = forks.start("drive", **arguments, rollout_id=rollout_id, place=None, passes=0)
-    assert heir.hear() == rollout_id
-    assert heir.hear() == {"state": "released", "reward": 1.0, "left": []}
-    heir.end()
-    ended = facts.dump(database.url)
+    rollout_id = died(forks, arguments, place, passes)
+    ended = taken_over(forks, arguments, rollout_id)
     assert facts.violations(ended, evidence=False) == []
     assert ("restart" in [move["trig"] for move in ended["transitions"]]) is anew
     of_role = [box["role"] for box in ended["sandboxes"]]
