@@ -10,11 +10,13 @@ from enum import StrEnum
 _SLOW_SHARE = 4
 """A call is slow so many times as often as it fails."""
 _KINDS: dict[str, tuple[tuple[str, int], ...]] = {
-    "create": (("instead", 503), ("after", 0), ("after", 500), ("later", 0)),
+    "create": (("instead", 503), ("after", 0), ("after", 500), ("later", 0), ("later", 0)),
     "delete": (("instead", 500), ("after", 500), ("after", 0)),
     "exec": (("instead", 503), ("after", 0)),
     "list": (("instead", 503), ("after", 0)),
 }
+_OFTEN = {"create": 5, "delete": 3}
+"""How many times as often as others these fail: there are few of them."""
 _LATER_S = (0.5, 3.0)
 _OTHER: tuple[tuple[str, int], ...] = (("instead", 503),)
 
@@ -41,7 +43,7 @@ class Fault:
 
 
 class Faults:
-    """Draws for every call whether it fails (with probability `rate`) and whether it is slow.
+    """Draws for every call whether it fails (with probability `rate`, or a multiple of it) and whether it is slow.
 
     Deletes fail at most once for a key; what else concerns an owner (a key without its last two parts) fails at most
     `most_per_owner` times, so that no budget for retries is used up by these faults alone.
@@ -62,7 +64,7 @@ class Faults:
         if self._slow_s and slow < max(self._rate * _SLOW_SHARE, 0.05):
             held_s = self._slow_s * self._random.random()
             before_s, after_s = held_s * share, held_s * (1 - share)
-        if draw >= self._rate or not self._may_fail(op, key):
+        if draw >= self._rate * _OFTEN.get(op, 1) or not self._may_fail(op, key):
             return Fault(before_s=before_s, after_s=after_s)
         when, status = self._random.choice(_KINDS.get(op, _OTHER))
         if when == When.LATER:

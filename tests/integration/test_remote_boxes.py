@@ -119,14 +119,7 @@ async def test_a_service_with_faults_leaves_nothing_behind_when_every_release_is
                 made += 1
             except errors.SandboxCreateFailed:
                 failed += 1
-            for _ in range(4):
-                try:
-                    await provider.release(spec.key)
-                    break
-                except errors.SandboxLost:
-                    failed += 1
-            else:
-                pytest.fail("the faults of one key do not end")
+            failed += await _release(provider, spec.key)
         assert made
         assert failed
         assert await _list(provider) == []
@@ -147,11 +140,20 @@ async def test_a_create_that_was_cut_off_may_take_effect_later(tmp_path, new_spe
         assert await _list(provider) == []
         while not await _list(provider):
             await asyncio.sleep(0.05)  # the service's own delay
-        with pytest.raises(errors.SandboxLost):
-            await provider.release(spec.key)
-        await provider.release(spec.key)
+        assert await _release(provider, spec.key)
         assert await _list(provider) == []
         await provider.close()
+
+
+async def _release(provider: RemoteProvider, key: str) -> int:
+    """Release until that is proven; return how often it was not."""
+    for failed in range(4):
+        try:
+            await provider.release(key)
+        except errors.SandboxLost:
+            continue
+        return failed
+    pytest.fail("the faults of one key do not end")
 
 
 async def _list(provider: RemoteProvider) -> list[Instance]:
