@@ -77,7 +77,7 @@ async def run_chaos(
     assert seen.acks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_killed_workers_lose_leak_and_double_nothing(workers: Workers, tmp_path: Path):
     small = Plan(kills=6, seed=SEED, pauses=0, limit_s=100.0)

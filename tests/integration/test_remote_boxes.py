@@ -56,6 +56,7 @@ async def provider(address):
     await made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 async def test_the_remote_backend_keeps_its_promises(check, provider, new_spec):
     await check(provider, new_spec)

@@ -67,7 +67,7 @@ async def test_what_a_killed_worker_left_is_removed_once_and_a_dry_run_removes_n
     assert summary(again).startswith("0 sandboxes removed")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_live_workers_sandbox_and_other_stores_stay_and_an_unknown_instance_of_ours_goes(
     command: Command,
 ):
@@ -99,7 +99,7 @@ def test_a_database_that_did_not_exist_proves_nothing(command: Command):
     assert not command.database.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opened(command: Command):
     await killed(command)
     hook = [sys.executable, "-m", "aweagent.maintenance.clean_instances"]
@@ -120,7 +120,7 @@ async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opene
     assert "nothing is proven" in none.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_an_authority_that_will_never_answer_is_written_off_with_a_reason_past_its_expiry(
     command: Command,
 ):

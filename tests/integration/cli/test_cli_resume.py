@@ -63,7 +63,7 @@ async def test_two_resumes_at_once_share_the_work_and_the_same_run_command_resum
     assert command.query("select max(fence) from rollouts") == [["2"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_cannot_go_on_here_is_left_with_the_reason_and_costs_no_budget(command: Command):
     command.environ["MY_KEY"] = "sk-planted"
     async with slow(600.0) as server:
@@ -98,7 +98,7 @@ print(asyncio.run(run_agent_with_reward(json.loads(sys.argv[1]), agent_type="swe
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_trainers_rollout_ends_as_worker_lost_without_a_reward_when_its_process_died(
     command: Command,
 ):

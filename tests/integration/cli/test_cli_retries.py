@@ -65,7 +65,7 @@ class Gate:
         return Response(status=answer.status_code, body=answer.content)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_the_same_name_again_runs_nothing_and_more_samples_add_exactly_the_difference(command: Command):
     async with model() as server:
@@ -86,7 +86,7 @@ async def test_the_same_name_again_runs_nothing_and_more_samples_add_exactly_the
     assert more.stdout == "offline__wordcount-1\t3\t0\t0.0\t0\tempty_patch 3\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_a_larger_task_folder_adds_exactly_the_difference(command: Command):
     folder = command.folder / "tasks"
@@ -130,7 +130,7 @@ async def test_a_sample_that_failed_once_gets_a_successor_and_the_totals_are_tho
     assert command.query("select relation from rollouts where retry_no > 0") == [["retry"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_with_retries_0_a_failed_sample_waits_for_a_call_that_names_the_run(command: Command):
     async with model(failures=2) as server:
@@ -152,6 +152,7 @@ async def test_with_retries_0_a_failed_sample_waits_for_a_call_that_names_the_ru
     assert command.query("select count(*) from rollouts where run_id = 'waits'") == [["4"]]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_a_sample_that_always_fails_gets_at_most_so_many_successors_per_call(command: Command):
     async with model(failures=None) as server:
@@ -166,6 +167,7 @@ async def test_a_sample_that_always_fails_gets_at_most_so_many_successors_per_ca
     assert "1 without a reward" in again.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_without_a_name_a_run_with_nothing_but_failed_samples_left_is_finished(command: Command):
     async with model(failures=1) as server:
@@ -180,7 +182,7 @@ async def test_without_a_name_a_run_with_nothing_but_failed_samples_left_is_fini
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_two_processes_that_see_the_same_failure_make_one_successor(command: Command):
     async with model(failures=1) as server, Gate(server) as gate:
@@ -203,7 +205,7 @@ async def test_two_processes_that_see_the_same_failure_make_one_successor(comman
     assert said[0][0] == said[1][0] == b"offline__wordcount-1\t1\t0\t0.0\t0\tempty_patch 1\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 async def test_a_sample_that_fails_while_the_run_is_being_stopped_is_what_the_same_command_continues_with(
     command: Command,
