@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlalchemy as sa
 
 from store import errors, evidence, rows
-from store.schema import LEDGER_OPEN, TERMINAL, attempts, rollouts, sandboxes, transitions
+from store.schema import LEDGER_OPEN, TERMINAL, attempts, fsm_edges, rollouts, sandboxes, transitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -257,9 +257,18 @@ def _classify(connection: sa.Connection, dialect: Dialect, change: Change) -> Re
             )
         ).scalars()
         return errors.Conflict(f"rollout {lease.rollout_id} still owns sandboxes: {', '.join(left)}")
+    if change.trigger is None or _has_edge(connection, row.state, change.trigger):
+        return rows.LeaseExpired()  # it had run out when the guard looked, and was taken back since
     return errors.IllegalTransition(
         f"rollout {lease.rollout_id} is {row.state}: no edge {change.trigger!r} leaves it"
     )
+
+
+def _has_edge(connection: sa.Connection, state: str, trigger: str) -> bool:
+    found = connection.execute(
+        sa.select(fsm_edges.c.dst).where(fsm_edges.c.src == state, fsm_edges.c.trig == trigger)
+    ).first()
+    return found is not None
 
 
 def _was_applied(connection: sa.Connection, change: Change) -> bool:

@@ -13,6 +13,8 @@ from store import rows
 from store.schema import sandboxes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from store.dialect import Dialect
 
 
@@ -37,12 +39,19 @@ def close(
     return bool(changed)
 
 
-def note_failed_release(connection: sa.Connection, key: str, error: str) -> None:
-    """Count a release that could not be proven; the row stays `releasing`."""
+def note_failed_release(connection: sa.Connection, key: str, error: str, found: Sequence[str] = ()) -> None:
+    """Count a release that could not be proven; the row stays `releasing`.
+
+    `found` are the provider's ids of what was there, so that nobody says later that nothing was ever made.
+    """
     connection.execute(
         sa.update(sandboxes)
         .where(sandboxes.c.key == key, sandboxes.c.status == "releasing")
-        .values(release_attempts=sandboxes.c.release_attempts + 1, last_error=rows.storable(error))
+        .values(
+            release_attempts=sandboxes.c.release_attempts + 1,
+            last_error=rows.storable(error),
+            **({"provider_ids": list(found)} if found else {}),
+        )
     )
 
 

@@ -207,9 +207,11 @@ class Store:
             "close_sandbox", lambda c: ledger.close(c, self.dialect, key, proof, status)
         )
 
-    async def note_failed_release(self, key: str, error: str) -> None:
-        """Count a release that could not be proven; the ledger row stays open."""
-        await self._writer.write("note_failed_release", lambda c: ledger.note_failed_release(c, key, error))
+    async def note_failed_release(self, key: str, error: str, found: Sequence[str] = ()) -> None:
+        """Count a release that could not be proven; the ledger row stays open. `found`: ids of what was there."""
+        await self._writer.write(
+            "note_failed_release", lambda c: ledger.note_failed_release(c, key, error, found)
+        )
 
     async def declare_sandbox(self, intent: rows.SandboxIntent) -> None:
         """Write down a sandbox that belongs to no rollout, before it is made; `give_up_abandoned` finds it later."""

@@ -115,19 +115,22 @@ async def release(store: Store, provider: SandboxProvider, row: Record) -> bool:
     What was never seen to live is `lost` once its create call cannot take effect any more and the provider has nothing.
     """
     key, ref = row["key"], row["provider_ref"]
-    unseen = provider.creates_late and row["live_at"] is None
+    unsure = provider.creates_late and row["live_at"] is None
+    found: list[str] = row["provider_ids"] or []
     try:
         failpoints.hit("sandbox.before_release")
-        late = unseen and row["create_deadline"] > await store.history.now()
-        nothing = unseen and not await graded.listed(provider, key, ref)
+        late = unsure and row["create_deadline"] > await store.history.now()
+        if unsure:
+            found = [*dict.fromkeys([*found, *await graded.listed(provider, key, ref)])]
         proof = await graded.release(provider, key, ref)
         failpoints.hit("sandbox.after_release")
         if late:
             raise errors.SandboxLost(f"its create call may take effect until {row['create_deadline']}")
     except errors.Failure as e:
         logger.warning("sandbox %s is not released yet: %s", key, e)
-        await store.note_failed_release(key, str(e))
+        await store.note_failed_release(key, str(e), found)
         return False
+    nothing = unsure and not found
     await store.close_sandbox(key, f"nothing was ever made; {proof}" if nothing else proof, lost=nothing)
     return True
 

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 RELEASE_TIMEOUT_S = 120.0
 
 
-async def listed(provider: SandboxProvider, key: str, ref: str) -> bool:
-    """Say whether the authority `ref` has a sandbox with this key; raises `errors.SandboxLost` when it does not answer."""
+async def listed(provider: SandboxProvider, key: str, ref: str) -> list[str]:
+    """Return the provider's ids of the sandboxes with this key that the authority `ref` has.
+
+    Raises `errors.SandboxLost` when it does not answer.
+    """
     try:
         async with asyncio.timeout(RELEASE_TIMEOUT_S):
-            return any(found.key == key for found in await provider.list_ours(key, ref))
+            listed = await provider.list_ours(key, ref)
+            return [found.provider_id for found in listed if found.key == key]
     except TimeoutError:
         raise errors.SandboxLost(
             f"the provider did not list its sandboxes within {RELEASE_TIMEOUT_S:g} s"

@@ -181,7 +181,7 @@ MUTATIONS = (
     Mutation(
         "a provider that failed taken for one that found nothing",
         "orchestrator/rollout/custody.py",
-        "await store.note_failed_release(key, str(e))",
+        "await store.note_failed_release(key, str(e), found)",
         "await store.close_sandbox(key, str(e))",
         CUSTODY + "test_a_sandbox_whose_removal_failed_stays_open_in_the_ledger",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from store import errors, rows
@@ -12,11 +13,12 @@ from store.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from store.rollouts import Store
+    from tests.conftest import Database
 
 NUL = "before\0after"
 SHOWN = "before\N{SYMBOL FOR NULL}after"
 
-pytestmark = pytest.mark.databases("sqlite", "postgresql")
+BOTH = pytest.mark.databases("sqlite", "postgresql")
 
 
 @pytest.fixture
@@ -26,6 +28,7 @@ async def lease(store: Store, new_rollout) -> rows.Lease:
     return claimed
 
 
+@BOTH
 async def test_a_nul_character_in_any_text_is_stored_as_its_symbol(store: Store, lease: rows.Lease):
     patch = rows.PatchRow(
         artifact=rows.Artifact.of(b"x\0y"), base_commit="c", exit_reason="submitted", exit_message=NUL,
@@ -67,6 +70,7 @@ async def reward(store: Store, lease: rows.Lease, value: float | None) -> rows.O
     )  # fmt: skip
 
 
+@BOTH
 async def test_an_equal_reward_may_come_again_and_another_one_is_a_conflict(store: Store, lease: rows.Lease):
     grade = rows.GradeRow(
         grade_id="g", patch_sha256="p", grader_digest="d", grader="eval", grader_version="1", reason="first",
@@ -84,6 +88,7 @@ async def test_an_equal_reward_may_come_again_and_another_one_is_a_conflict(stor
     assert stored["reward"] == 0.0
 
 
+@BOTH
 async def test_writes_of_every_kind_take_place_in_the_order_they_were_made(store: Store, lease: rows.Lease):
     intent = rows.SandboxIntent(
         key="k",
@@ -101,6 +106,7 @@ async def test_writes_of_every_kind_take_place_in_the_order_they_were_made(store
     assert (closed, last) == (True, False)
 
 
+@BOTH
 async def test_a_renewal_that_waited_for_long_itself_loses_no_lease_of_a_live_loop(
     store: Store, lease: rows.Lease
 ):
@@ -116,3 +122,26 @@ async def test_a_renewal_that_waited_for_long_itself_loses_no_lease_of_a_live_lo
     assert before is not None
     assert after is not None
     assert after["lease_until"] > before["lease_until"]
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize("trigger", ["fail", None], ids=["move", "note"])
+async def test_a_lease_taken_back_while_a_write_waits_is_told_as_run_out_and_not_as_a_programming_error(
+    store: Store, lease: rows.Lease, database: Database, trigger: str | None
+):
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    database.ask("UPDATE rollouts SET lease_until = 1")
+    with psycopg.connect(database.url) as heartbeat:
+        heartbeat.execute(
+            "UPDATE rollouts SET lease_until = 1 + extract(epoch FROM now())::bigint * 1000 + 60000"
+        )
+        write = (
+            store.record(lease)
+            if trigger is None
+            else store.transition(lease, trigger, op_id="op", failure=("internal", "boom"))
+        )
+        told = asyncio.ensure_future(write)
+        while database.ask(waiting) == [(0,)]:
+            await asyncio.sleep(0.01)
+        heartbeat.commit()
+    assert await told == rows.LeaseExpired()
