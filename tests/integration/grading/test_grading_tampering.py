@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 F2P = ("tests/test_calc.py::test_add",)
 P2P = ("tests/test_calc.py::test_same", "tests/test_new.py::test_zero")
 CALC = b"def add(a, b):\n    return a - b\n\n\ndef same(a):\n    return a\n"
