@@ -148,7 +148,7 @@ _LOG_SQLITE = (
 )
 """For the moves that were made. RETURNING cannot name the edge's source here: it is where the move before led to."""
 _LOG_POSTGRESQL = _LOG + "id, version, src, t, state, f, actor, op, now, CAST(payload AS jsonb) FROM done"
-_LOCKED = "SELECT r.id FROM {rows} JOIN rollouts AS r ON r.id = item.i ORDER BY r.id FOR UPDATE OF r"
+_LOCKING = "FROM {rows} JOIN rollouts AS r ON r.id = item.i ORDER BY r.id FOR UPDATE OF r"
 
 
 @cache
@@ -165,14 +165,13 @@ def _statement(dialect: Dialect, kind: str) -> str:
             (_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item)
         )
     if kind == "lock":
-        return dialect.driver_sql(_LOCKED.format(rows=item))
+        return dialect.driver_sql(f"SELECT r.id {_LOCKING.format(rows=item)}")
     returned = "RETURNING rollouts.id" + (
         ", e.src, item.t, item.f, item.actor, item.op, item.payload" if kind == "move" else ""
     )
-    changed = changed.format(now=dialect.now_sql, rows="item JOIN locked ON locked.id = item.i")
+    changed = changed.format(now=dialect.now_sql, rows="locked AS item")
     return dialect.driver_sql(
-        f"WITH item AS MATERIALIZED (SELECT * FROM {item}),"
-        f" locked AS MATERIALIZED ({_LOCKED.format(rows='item')}),"
+        f"WITH locked AS MATERIALIZED (SELECT item.* {_LOCKING.format(rows=item)}),"
         f" done AS ({changed.replace('RETURNING id', returned)})"
         + (f", logged AS ({_LOG_POSTGRESQL})" if kind == "move" else "")
         + " SELECT id, version, state, now FROM done"
