@@ -72,6 +72,8 @@ class Step:
     command_timeouts: int = 0
     truncated_observations: int = 0
     tool_ms: int = 0
+    lost: bool = False
+    """The sandbox did not answer in this turn, so that its observations are not the agent's doing: nobody goes on after it."""
 
 
 class Recorder(Protocol):

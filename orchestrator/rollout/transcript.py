@@ -28,7 +28,8 @@ def call_rows(step: str, calls: Sequence[LlmCall]) -> list[rows.Row]:
 def step_row(step: Step) -> rows.StepRow:
     """Return the stored form of a completed step."""
     counts = {name: getattr(step, name) for name in _COUNTS}
-    return rows.StepRow(name=step.name, output={"messages": step.messages}, **counts)
+    output = {"messages": step.messages} | ({"sandbox_lost": True} if step.lost else {})
+    return rows.StepRow(name=step.name, output=output, **counts)
 
 
 async def since(history: History, rollout_id: str, fence: int) -> tuple[list[Record], list[Record]]:
@@ -41,8 +42,12 @@ async def since(history: History, rollout_id: str, fence: int) -> tuple[list[Rec
 def restored(steps: Sequence[Record], calls: Sequence[Record]) -> list[Step] | None:
     """Return the steps of an attempt that a dead worker left, None when its sandbox may be ahead of them.
 
-    It may be when an answer was recorded and its step was not: some of what the answer asks for may have been done.
+    It may be when an answer was recorded and its step was not: some of what the answer asks for may have been done. The
+    same holds for a step in which the sandbox did not answer.
     """
+    outputs = [json.loads(row["output"]) for row in steps]
+    if any(output.get("sandbox_lost") for output in outputs):
+        return None
     of_step: dict[str, list[LlmCall]] = {}
     for row in calls:
         of_step.setdefault(row["step"], []).append(LlmCall(**{name: row[name] for name in _CALL}))
@@ -54,11 +59,11 @@ def restored(steps: Sequence[Record], calls: Sequence[Record]) -> list[Step] | N
     done = [
         Step(
             name=row["name"],
-            messages=json.loads(row["output"])["messages"],
+            messages=output["messages"],
             calls=of_step.get(row["name"], []),
             **{name: row[name] for name in _COUNTS},
         )
-        for row in steps
+        for row, output in zip(steps, outputs, strict=True)
     ]
     unanswered = [Step(name=n, messages=[], calls=made) for n, made in of_step.items() if n not in known]
     return [*done, *unanswered]

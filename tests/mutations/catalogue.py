@@ -166,10 +166,17 @@ MUTATIONS = (
     Mutation(
         "a transcript that its sandbox may be ahead of",
         "orchestrator/rollout/transcript.py",
-        "        return None\n",
-        "        pass\n",
+        "name not in known and any(",
+        "False and any(",
         "tests/integration/durability/test_takeover.py::"
         "test_the_work_of_a_dead_worker_goes_on_after_its_last_step_unless_the_sandbox_may_be_ahead[at the second answer]",
+    ),
+    Mutation(
+        "a step whose sandbox did not answer taken for a whole one",
+        "orchestrator/rollout/transcript.py",
+        'if any(output.get("sandbox_lost") for output in outputs):',
+        "if False:",
+        "tests/unit/test_transcript.py::test_a_step_in_which_the_sandbox_did_not_answer_is_no_step_to_go_on_after",
     ),
     Mutation(
         "`released` before the confirmation",

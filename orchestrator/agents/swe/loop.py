@@ -131,6 +131,7 @@ class _Work:
             command_timeouts=turn.command_timeouts,
             truncated_observations=turn.truncated,
             tool_ms=tool_ms,
+            lost=turn.lost is not None,
         )
 
     async def record(self, step: Step) -> None:
