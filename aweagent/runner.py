@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
-async def run_agent_return_reward(data: dict[str, Any]) -> tuple[float | None, dict[str, Any]]:
+async def run_agent_return_reward(data: object) -> tuple[float | None, dict[str, Any]]:
     """Run one record and return `(reward, stats)`, as `aweagent.lifecycle.run_agent_with_reward` does.
 
-    Environment: `SWEAgent_AGENT_TYPE` (swe), `SWEAgent_CONFIG` (train), `LOG_DIR` (./logs). The record may carry
-    `override_base_url` and `override_api_key`; without them, `OPENAI_BASE_URL` and `OPENAI_API_KEY` count.
+    Environment: `SWEAgent_AGENT_TYPE` (swe), `SWEAgent_CONFIG` (train), `LOG_DIR` (./logs), `LLM_MODEL`,
+    `OPENCODE_PROVIDER`, `CODEX_PROVIDER`. The record may carry `override_base_url`, `override_api_key`, `rollout_key` and
+    an `econfig`; without the first two, `OPENAI_BASE_URL` and `OPENAI_API_KEY` count.
     """
     from aweagent.lifecycle import run_agent_with_reward
     from orchestrator.settings import variable
 
+    record: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    given = record.get("econfig")
+    econfig: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    agent_type = str(econfig.get("agent_type") or variable("SWEAgent_AGENT_TYPE", "swe")).strip().lower()
+    named = econfig.get("agent_config") or econfig.get(f"{agent_type}_agent_config")
     return await run_agent_with_reward(
         data,
-        agent_type=variable("SWEAgent_AGENT_TYPE", "swe"),
-        agent_config=variable("SWEAgent_CONFIG", "train"),
+        agent_type=agent_type,
+        agent_config=named or variable("SWEAgent_CONFIG", "train"),
         result_dir=variable("LOG_DIR", "./logs"),
-        override_api_key=data.get("override_api_key") or variable("OPENAI_API_KEY"),
-        override_base_url=data.get("override_base_url"),
+        override_api_key=record.get("override_api_key") or variable("OPENAI_API_KEY"),
+        override_base_url=record.get("override_base_url"),
+        override_llm_model=econfig.get("llm_model") or None,
+        override_opencode_provider=econfig.get("opencode_provider") or variable("OPENCODE_PROVIDER") or None,
+        override_codex_provider=econfig.get("codex_provider") or variable("CODEX_PROVIDER") or None,
     )

@@ -10,17 +10,18 @@ import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import errors, identity, recovery, settings, states
 from orchestrator.rollout import Runtime
 from store import errors as store_errors
+from store.errors import StoreError
 from store.heartbeat import Heartbeat, boot_s
-from store.rollouts import Store
+from store.rollouts import DEFAULT_TTL_S, Store
 from store.workers import this_process
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from orchestrator.agents.base import Endpoint
     from orchestrator.sandbox.base import SandboxProvider
@@ -29,21 +30,28 @@ if TYPE_CHECKING:
     from store.history import Record
 
 
+__all__ = [
+    "StoreError", "Worker", "clean", "new_id", "open_existing", "open_store", "provider_named", "shown", "working",
+]  # fmt: skip
+"""`StoreError` is the root of the store's errors, for those who may not touch the store."""
+
+
 def new_id() -> str:
     """Return an id that is unique for ever and sorts by time."""
     return identity.uuid7(time.time_ns() // 1_000_000, os.urandom(10))
 
 
-async def open_store(url: str) -> Store:
+async def open_store(url: str, *, ttl_s: float = DEFAULT_TTL_S) -> Store:
     """Open or create the database and register this process as a worker; the caller closes it.
 
-    Raises `store.errors.StoreUnusable` or `StoreUnreachable`.
+    Its leases last `ttl_s` without renewal. Raises `store.errors.StoreUnusable` or `StoreUnreachable`.
     """
     return await Store.open(
         url,
         worker=await asyncio.to_thread(this_process, new_id()),
         edges=[(source.value, trigger, to.value) for (source, trigger), to in states.EDGES.items()],
         new_uuid=str(uuid.uuid4()),
+        ttl_s=ttl_s,
     )
 
 
@@ -55,9 +63,9 @@ class Worker:
     heartbeat: Heartbeat
 
     @classmethod
-    async def start(cls, url: str) -> Worker:
+    async def start(cls, url: str, *, ttl_s: float = DEFAULT_TTL_S) -> Worker:
         """Open or create the database; raises `store.errors.StoreUnusable` or `StoreUnreachable`."""
-        store = await open_store(url)
+        store = await open_store(url, ttl_s=ttl_s)
         heartbeat = Heartbeat(store)
         await heartbeat.__aenter__()
         return cls(store=store, heartbeat=heartbeat)
@@ -82,6 +90,7 @@ class Worker:
         *,
         on_cancel: Literal["interrupt", "fail"] = "interrupt",
         serves_sessions: bool = True,
+        in_background: Callable[[Coroutine[Any, Any, Any]], None] | None = None,
         on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None,
     ) -> Runtime:
         """Return a runtime with this machine's clock, ids and randomness."""
@@ -96,6 +105,7 @@ class Worker:
             random=random.random,
             on_cancel=on_cancel,
             serves_sessions=serves_sessions,
+            in_background=in_background,
             on_move=on_move,
         )
 

@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import re
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from orchestrator import errors
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "aweagent" / "configs"
 
-AgentType = Literal["swe"]
+AgentType = Literal["swe", "cc", "oh", "opencode", "codex"]
 ToolName = Literal["bash", "search_replace", "view", "create", "submit"]
 
 
@@ -37,6 +38,8 @@ class AgentSettings(_Section):
     """How the agent works. Token numbers are tokens, times seconds."""
 
     type: AgentType = "swe"
+    provider: str | None = None
+    """Name of the model provider in the configuration of opencode or codex."""
     step_limit: int = Field(default=100, ge=1)
     """Model turns."""
     max_completion_tokens: int = Field(default=16384, ge=1)
@@ -111,6 +114,39 @@ class RetrySettings(_Section):
     backoff_cap_s: float = Field(default=300.0, ge=0)
 
 
+class LimitSettings(_Section):
+    """The time a caller gives: it must end inside the caller's own limit, so that what was reached is not lost."""
+
+    deadline_s: float | None = Field(default=None, gt=0)
+    """From submission to the answer; without one only the limits of the parts count."""
+    grade_s: float = Field(default=900.0, gt=0)
+    """Of the deadline, kept for taking and grading the patch: the agent ends before it."""
+    release_s: float = Field(default=30.0, gt=0)
+    """Of the deadline, kept for giving the sandbox back: grading ends before it."""
+    on_timeout: Literal["grade", "zero", "drop"] = "grade"
+    """What an agent that ran out of time is worth: its patch's grade, 0.0, or nothing (the sample is dropped)."""
+
+    @model_validator(mode="after")
+    def _leaves_time(self) -> Self:
+        if self.deadline_s is not None and self.deadline_s <= self.grade_s + self.release_s:
+            raise ValueError(
+                f"deadline_s {self.deadline_s:g} leaves the agent no time beside grade_s {self.grade_s:g} and"
+                f" release_s {self.release_s:g}"
+            )
+        return self
+
+
+class TrainingSettings(_Section):
+    """How a process behaves that a trainer calls."""
+
+    on_systemic: Literal["drop", "exit"] = "drop"
+    """When something is wrong that hits every rollout: go on answering "no reward", or end the process (code 78)."""
+    exit_after_s: float = Field(default=900.0, gt=0)
+    """So long without one valid rollout, while some were asked for, ends the process with `exit`."""
+    episode_logs: bool = True
+    """Write `LOG_DIR/<instance>/<rollout>/` for people, from what is stored."""
+
+
 class Settings(_Section):
     """All effective settings of a rollout; holds no secret, so all of it is stored."""
 
@@ -119,6 +155,8 @@ class Settings(_Section):
     sandbox: SandboxSettings = SandboxSettings()
     grading: GradingSettings = GradingSettings()
     retry: RetrySettings = RetrySettings()
+    limits: LimitSettings = LimitSettings()
+    training: TrainingSettings = TrainingSettings()
 
     def to_json(self) -> str:
         """Return the canonical JSON that is stored and hashed."""
@@ -140,7 +178,6 @@ ECONFIG: Mapping[str, tuple[str, str]] = {
     "agent_type": ("agent", "type"),
     "step_limit": ("agent", "step_limit"),
     "max_completion_tokens": ("agent", "max_completion_tokens"),
-    "timeout": ("agent", "timeout_s"),
     "llm_model": ("llm", "model"),
 }
 """Key of AReaL's `econfig` -> the setting it gives; every other key of an `econfig` is AReaL's own."""
@@ -217,6 +254,11 @@ def _refuse_secrets(llm: LlmSettings) -> None:
         raise errors.ConfigError(
             "llm.base_url holds what looks like a key in its query, which would be stored", hint=_KEY_HINT
         )
+
+
+def agent_type_of(config: str) -> str:
+    """Return the kind of agent that a configuration is for; raises `errors.ConfigError` when there is none."""
+    return str(_section(_read_yaml(config, seen=()), "agent", config).get("type", AgentSettings().type))
 
 
 def config_names() -> list[str]:
@@ -299,6 +341,43 @@ def database_url(argument: str | None, environ: Mapping[str, str] | None = None)
     variables = os.environ if environ is None else environ
     chosen = argument or variables.get("ROLLOUTS_DATABASE_URL")
     return chosen or f"sqlite:///{Path(variables.get('LOG_DIR') or 'logs') / 'rollouts.db'}"
+
+
+def entry_database_url(environ: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Return the store's URL for a trainer's calls, and, where nobody named one, what to do about it.
+
+    Without `ROLLOUTS_DATABASE_URL` it is one file per host in node-local storage: `ROLLOUTS_LOCAL_DIR`, else the platform's
+    state directory; `LOG_DIR` differs from process to process there, and is often on a network file system.
+    """
+    variables = os.environ if environ is None else environ
+    if variables.get("ROLLOUTS_DATABASE_URL"):
+        return variables["ROLLOUTS_DATABASE_URL"], ""
+    named = variables.get("ROLLOUTS_LOCAL_DIR")
+    home = Path(variables.get("HOME") or "~").expanduser()
+    base = Path(
+        named or Path(variables.get("XDG_STATE_HOME") or home / ".local" / "state") / "areal-sweagent"
+    )
+    url = f"sqlite:///{base.absolute() / f'rollouts-{socket.gethostname()}.db'}"
+    return url, (
+        "set ROLLOUTS_DATABASE_URL to a PostgreSQL database when there are several hosts, or ROLLOUTS_LOCAL_DIR to another"
+        " folder on a disk of this host"
+    )
+
+
+def maintenance_database_url(environ: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Return the URL that clean-up after a training job opens, and a warning where that is a guess.
+
+    It is the one of the job's calls on this host; where there is no such file, `LOG_DIR` decides.
+    """
+    variables = os.environ if environ is None else environ
+    url, guessed = entry_database_url(variables)
+    if not guessed or Path(url.removeprefix("sqlite:///")).exists():
+        return url, ""
+    other = database_url(None, variables)
+    return other, (
+        f"ROLLOUTS_DATABASE_URL is not set and {url} does not exist, so LOG_DIR decided; where the job's workers ran with"
+        " another LOG_DIR or on another host, this is not their database: set ROLLOUTS_DATABASE_URL for both"
+    )
 
 
 def secret(name: str, environ: Mapping[str, str] | None = None) -> SecretStr:

@@ -37,6 +37,7 @@ WRITES = (
     "give_up_ownerless",
     "take_from_dead",
     "write_off",
+    "deliver",
 )
 """Every kind of write there is."""
 

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 30.0
 _RETRY_S = 1.0
+_LONGEST_PERIOD_S = 20.0
+"""However long leases last: the sign of life tells others, and a request to cancel is heard with it."""
 _ENDING_S = 1.0
 """How long the end waits for a renewal that hangs in the database; the thread does not keep the process alive."""
 
@@ -105,7 +107,7 @@ class Heartbeat:
         return engine.write_engine(self._store.url, busy_ms=engine.WRITER_BUSY_MS)
 
     def _run(self) -> None:
-        period_s = self._store.ttl_s / 3
+        period_s = min(self._store.ttl_s / 3, _LONGEST_PERIOD_S)
         pause_s = period_s
         while not self._stop.wait(pause_s):
             try:

@@ -31,6 +31,7 @@ _PER_ROLLOUT: dict[str, tuple[sa.Table, tuple[sa.Column[Any], ...]]] = {
     "patches": (patches, (patches.c.fence, patches.c.n)),
     "grades": (grades, (grades.c.ended_at, grades.c.run_no)),
     "rewards": (rewards, ()),
+    "deliveries": (schema.deliveries, (schema.deliveries.c.at, schema.deliveries.c.delivery_id)),
 }
 
 

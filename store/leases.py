@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from store import errors, evidence, rows
-from store.schema import IS_LIVE, rollouts, validations, workers
+from store.schema import IS_LIVE, deliveries, rollouts, validations, workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def submit(
     for part in _parts(new):
         connection.execute(
             dialect.insert_missing(rollouts),
-            [_values(row) | {"created_at": at, "updated_at": at} for row in part],
+            [_values(row, at) for row in part],
         )
     stored: dict[str, sa.Row[Any]] = {}
     for part in _parts(new):
@@ -76,9 +76,11 @@ def _parts(new: Sequence[rows.NewRollout], size: int = 500) -> list[Sequence[row
     return [new[start : start + size] for start in range(0, len(new), size)]
 
 
-def _values(row: rows.NewRollout) -> dict[str, Any]:
+def _values(row: rows.NewRollout, at: int) -> dict[str, Any]:
     names = {c.name for c in rollouts.columns}
-    return {name: getattr(row, name) for name in row.__slots__ if name in names}
+    given = {name: getattr(row, name) for name in row.__slots__ if name in names}
+    deadline = None if row.deadline_ms is None else at + row.deadline_ms
+    return given | {"created_at": at, "updated_at": at, "deadline_at": deadline}
 
 
 def claim(
@@ -227,6 +229,13 @@ def _extend(
     )
     done = connection.execute(sa.text(text), {"items": items, "ttl": ttl_ms, "worker": worker_id}).fetchall()
     return {row.id: row.cancel_requested_at is not None for row in done}
+
+
+def deliver(connection: sa.Connection, dialect: Dialect, given: rows.Delivery) -> None:
+    """Write down what a caller is handed; the same delivery may be written again."""
+    row = {name: getattr(given, name) for name in given.__slots__}
+    row |= {"kind": given.kind, "exception": rows.storable(given.exception), "at": now(connection, dialect)}
+    connection.execute(dialect.insert_missing(deliveries), row)
 
 
 def request_cancel(connection: sa.Connection, dialect: Dialect, rollout_id: str) -> bool:

@@ -194,6 +194,10 @@ class Store:
         """Store evidence under the lease without a move; may spend a budget or end the attempt."""
         return await self._writer.change(Change(lease=lease, extra=extra, spend=spend, give_back=give_back))
 
+    async def deliver(self, given: rows.Delivery) -> None:
+        """Write down what a caller is handed, before it is."""
+        await self._writer.write("deliver", lambda c: leases.deliver(c, self.dialect, given))
+
     async def next_sandbox_ordinal(self, lease: rows.Lease) -> int:
         """Return the number that the next sandbox of this lease gets in its key."""
         return await self._writer.write(

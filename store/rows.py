@@ -82,6 +82,29 @@ class NewRollout:
     session_ref: str | None = None
     parent_id: str | None = None
     relation: str | None = None
+    policy_version: str | None = None
+    deadline_ms: int | None = None
+    """Of its caller, counted from the submission."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """What a caller was handed: a number, the word that there is none, or an exception."""
+
+    delivery_id: str
+    rollout_id: str
+    value: float | None = None
+    exception: str | None = None
+    session_ref: str | None = None
+    """sha256 of the caller's key."""
+    policy_version: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of value, none and exception."""
+        if self.exception is not None:
+            return "exception"
+        return "none" if self.value is None else "value"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,12 +25,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-VIEWS = ("sandbox_ledger", "sandbox_leaks")
-"""For people's SQL; made by the migrations."""
 STATES = ("created", "sandbox_ready", "agent_running", "patched", "graded", "released", "failed")
 TERMINAL = ("released", "failed")
-LEDGER_OPEN = ("intent", "live", "releasing")
-LEDGER_CLOSED = ("released", "lost")
+LEDGER_OPEN, LEDGER_CLOSED = ("intent", "live", "releasing"), ("released", "lost")
 
 _Json = JSON().with_variant(JSONB(), "postgresql")
 _Ms = BigInteger
@@ -167,11 +164,12 @@ rollouts = Table(
     CheckConstraint(f"(finished_at IS NULL) = (NOT {_one_of('state', TERMINAL)})", name="finished"),
     CheckConstraint("(failure_class IS NOT NULL) = (state = 'failed')", name="failure"),
     CheckConstraint("(parent_id IS NULL) = (relation IS NULL)", name="relation"),
+    postgresql_with={"fillfactor": 60},
 )
-IS_LIVE = text(f"NOT {_one_of('state', TERMINAL)}")
-"""Written out, never bound: a query must repeat it word for word to use the partial index."""
+IS_LIVE = text("finished_at IS NULL")
+"""A query repeats it word for word to use the partial index; it names no state, so that a move changes no index."""
 Index(
-    "ix_rollouts_live",
+    "ix_rollouts_unfinished",
     rollouts.c.not_before,
     rollouts.c.id,
     sqlite_where=IS_LIVE,
@@ -383,3 +381,20 @@ rewards = Table(
     CheckConstraint("(valid = 1) = (reward IS NOT NULL)", name="valid"),
     CheckConstraint("(valid = 1) = (invalid_reason IS NULL)", name="invalid_reason"),
 )
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("delivery_id", Text, primary_key=True),
+    Column("rollout_id", Text, ForeignKey("rollouts.id"), nullable=False),
+    Column("at", _Ms, nullable=False),
+    Column("session_ref", Text),
+    Column("policy_version", Text),
+    Column("kind", Text, nullable=False),
+    Column("value", Float),
+    Column("exception", Text),
+    CheckConstraint(_one_of("kind", ("value", "none", "exception")), name="kind"),
+    CheckConstraint("(kind = 'value') = (value IS NOT NULL)", name="value"),
+    CheckConstraint("(kind = 'exception') = (exception IS NOT NULL)", name="exception"),
+)
+Index("ix_deliveries_rollout", deliveries.c.rollout_id)

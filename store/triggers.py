@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-APPEND_ONLY = ("transitions", "grades", "rewards", "patches", "steps", "llm_calls", "fsm_edges")
+APPEND_ONLY = ("transitions", "grades", "rewards", "patches", "steps", "llm_calls", "fsm_edges", "deliveries")
 """Tables whose rows are never updated or deleted."""
 
 KEPT = ("rollouts", "attempts", "sandboxes", "tasks", "artifacts", "validations", "workers")
@@ -13,13 +13,17 @@ KEPT = ("rollouts", "attempts", "sandboxes", "tasks", "artifacts", "validations"
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Refuses an event on a table with a message; `when` is a condition over OLD and NEW, the same on both engines."""
+    """Refuses an event on a table with a message; `when` is a condition over OLD and NEW, the same on both engines.
+
+    With `looks_up`, an update's `when` asks another table: PostgreSQL asks it once for all rows of the statement.
+    """
 
     name: str
     event: str
     table: str
     message: str
     when: str = ""
+    looks_up: bool = False
 
 
 GUARDS = (
@@ -42,6 +46,7 @@ GUARDS = (
         "the state machine has no such edge",
         "NEW.state <> OLD.state AND NOT EXISTS"
         " (SELECT 1 FROM fsm_edges WHERE src = OLD.state AND dst = NEW.state)",
+        looks_up=True,
     ),
     Guard(
         "rollouts_logged",
@@ -71,15 +76,23 @@ def sqlite(guard: Guard) -> str:
 
 def postgresql(guard: Guard) -> tuple[str, str]:
     """Return the CREATE FUNCTION and CREATE TRIGGER statements for PostgreSQL (its WHEN takes no subquery)."""
-    condition = guard.when or "true"
-    back = "OLD" if guard.event == "DELETE" else "NEW"
+    if guard.looks_up:
+        when = guard.when.replace("OLD.", "was.").replace("NEW.", "became.")
+        condition = (
+            "EXISTS (SELECT 1 FROM became LEFT JOIN was ON was.id = became.id"
+            f" WHERE was.id IS NULL OR {when})"
+        )
+        back, fires = (
+            "NULL",
+            f"AFTER UPDATE ON {guard.table} REFERENCING OLD TABLE AS was NEW TABLE AS became",
+        )
+        fires += " FOR EACH STATEMENT"
+    else:
+        condition, back = guard.when or "true", "OLD" if guard.event == "DELETE" else "NEW"
+        fires = f"BEFORE {guard.event} ON {guard.table} FOR EACH ROW"
     function = (
         f"CREATE FUNCTION {guard.name}() RETURNS trigger LANGUAGE plpgsql AS $guard$ BEGIN"
         f" IF {condition} THEN RAISE EXCEPTION '{guard.message}' USING ERRCODE = 'integrity_constraint_violation';"
         f" END IF; RETURN {back}; END $guard$"
     )
-    trigger = (
-        f"CREATE TRIGGER {guard.name} BEFORE {guard.event} ON {guard.table}"
-        f" FOR EACH ROW EXECUTE FUNCTION {guard.name}()"
-    )
-    return function, trigger
+    return function, f"CREATE TRIGGER {guard.name} {fires} EXECUTE FUNCTION {guard.name}()"

@@ -13,11 +13,13 @@ def main() -> int:
     import asyncio
 
     from orchestrator import assembly, errors
-    from orchestrator.settings import database_url
+    from orchestrator.settings import maintenance_database_url
 
-    url = database_url(None)
+    url, doubt = maintenance_database_url()
     out = sys.stdout.write
     out(f"database: {assembly.shown(url)}\n")
+    if doubt:
+        out(f"WARNING: {doubt}\n")
     try:
         done = asyncio.run(assembly.clean(url))
     except errors.RolloutsError as e:

@@ -32,9 +32,9 @@ INSERT INTO rollouts (id, idem_key, request_sha256, run_id, instance_id, task_sh
 SELECT printf('f%015d', i), printf('f%063d', i), :digest, 'old', 'bench__bench-1', :digest, 'swe', :digest, 'stateless',
   '{}', 'released', 5, 1, 1, 0, 1, 1, i, i, i FROM n"""
 
-_PLAN = """EXPLAIN QUERY PLAN SELECT id FROM rollouts WHERE NOT state IN ('released', 'failed') AND not_before <= 1
+_PLAN = """EXPLAIN QUERY PLAN SELECT id FROM rollouts WHERE finished_at IS NULL AND not_before <= 1
   AND (lease_until IS NULL OR lease_until < 1) ORDER BY not_before, id LIMIT 64"""
-_SCAN = "SELECT id, state, lease_owner, lease_until FROM rollouts WHERE NOT state IN ('released', 'failed')"
+_SCAN = "SELECT id, state, lease_owner, lease_until FROM rollouts WHERE finished_at IS NULL"
 """What a recovery reads: every rollout that is not over, with its owner."""
 
 

@@ -115,7 +115,7 @@ def history(folder: Path, rounds: int, seconds: float) -> list[Gate]:
         )
     resumed = f"resume of {long_history.CRASHED} crashed, s"
     shown = {"plan": plan, resumed: round(statistics.median(times["resume"]), 3)}
-    used = float("INDEX ix_rollouts_live" in plan)
+    used = float("INDEX ix_rollouts_unfinished" in plan)
     found.append(
         Gate(gate="store.claim_uses_live_index", value=used, op="==", target=1, rounds=1, detail=shown)
     )

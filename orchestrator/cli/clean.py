@@ -9,8 +9,8 @@ import typer
 
 from orchestrator.cli import render
 from orchestrator.cli.console import say
-from orchestrator.cli.edge import database_url, run_async
-from orchestrator.cli.options import Csv, Db, Json
+from orchestrator.cli.edge import database_urls, run_async
+from orchestrator.cli.options import Csv, Dbs, Json
 
 if TYPE_CHECKING:
     from orchestrator.recovery import Cleaned
@@ -34,7 +34,7 @@ def clean(
     reason: Annotated[
         str | None, typer.Option("--reason", help="Why it will never answer; stored as the proof.", show_default=False)
     ] = None,
-    db: Db = None,
+    db: Dbs = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:  # fmt: skip
@@ -44,24 +44,34 @@ def clean(
     """
     from orchestrator import assembly, errors
 
-    url = database_url(db)
+    urls = database_urls(db)
     if write_off is not None:
         if not (reason and reason.strip()):
             raise errors.UsageError(
                 "--write-off needs --reason", hint="say why the authority will never answer"
             )
-        _write_off(url, write_off, reason)
+        for url in urls:
+            _write_off(url, write_off, reason)
         return
-    done = run_async(assembly.clean(url, dry_run=dry_run, every=all_mine))
+    cleaned: dict[str, Cleaned] = {}
+    for url in urls:
+        try:
+            cleaned[url] = run_async(assembly.clean(url, dry_run=dry_run, every=all_mine))
+        except errors.NothingKnown as e:
+            if len(urls) == 1:
+                raise
+            say(f"{assembly.shown(url)}: {e}; {e.hint}")
     rows = [
         {"key": s.key, "rollout_id": s.rollout_id, "outcome": s.outcome, "detail": s.detail, "provider_ref": s.provider_ref}
-        for s in done.swept
+        for done in cleaned.values() for s in done.swept
     ]  # fmt: skip
     render.emit(rows, _COLUMNS, render.form_of(as_json=as_json, as_csv=as_csv))
-    for ref, why in done.unknown.items():
-        say(f"unknown: {ref} could not be asked: {why}")
-    say(_summary(done, dry_run=dry_run))
-    raise typer.Exit(0 if dry_run or done.clean else 1)
+    for url, done in cleaned.items():
+        for ref, why in done.unknown.items():
+            say(f"unknown: {ref} could not be asked: {why}")
+        say((f"{assembly.shown(url)}: " if len(urls) > 1 else "") + _summary(done, dry_run=dry_run))
+    proven = len(cleaned) == len(urls) and (dry_run or all(done.clean for done in cleaned.values()))
+    raise typer.Exit(0 if proven else 1)
 
 
 def _write_off(url: str, ref: str, reason: str) -> None:

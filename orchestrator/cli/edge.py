@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import signal
 import threading
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -13,7 +13,7 @@ import typer
 from orchestrator.cli.console import say
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from store.history import History
@@ -65,13 +65,72 @@ def database_url(argument: str | None) -> str:
     return url if ":" in url else f"sqlite:///{url}"
 
 
-@asynccontextmanager
-async def history_of(argument: str | None) -> AsyncIterator[History]:
-    """Read an existing database; raises `store.errors.StoreUnusable` when there is none."""
+def database_urls(arguments: Sequence[str] | None) -> list[str]:
+    """Return the URLs of every database that was named, each once; a path with `*` or `?` stands for the files it fits.
+
+    Raises `errors.UsageError` for a pattern that fits nothing.
+    """
+    from orchestrator import errors
+
+    found: list[str] = []
+    for argument in arguments or [""]:
+        path = argument.removeprefix("sqlite:///")
+        if argument and ("*" in path or "?" in path) and "://" not in path:
+            files = sorted(glob.glob(path))  # noqa: PTH207 - the pattern may be absolute
+            if not files:
+                raise errors.UsageError(
+                    f"--db {argument}: no file fits", hint="quote the pattern; name a file"
+                )
+            found += [f"sqlite:///{file}" for file in files]
+        else:
+            found.append(database_url(argument))
+    return list(dict.fromkeys(found))
+
+
+async def of_each(
+    arguments: Sequence[str] | None, ask: Callable[[History], Awaitable[T]]
+) -> list[tuple[str, T]]:
+    """Ask every database that was named; return (how people call it, its answer) in their order.
+
+    Raises `store.errors.StoreUnusable` when one does not exist.
+    """
+    from store import engine
     from store.history import History
 
-    history = History.of(database_url(argument))
-    try:
-        yield history
-    finally:
-        await history.close()
+    answers = []
+    for url in database_urls(arguments):
+        history = History.of(url)
+        try:
+            answers.append((engine.shown(engine.parse_url(url)), await ask(history)))
+        finally:
+            await history.close()
+    return answers
+
+
+async def of_the_one_with(
+    arguments: Sequence[str] | None, prefix: str, ask: Callable[[History, str], Awaitable[T]]
+) -> T:
+    """Ask the database that holds the one rollout whose id begins with `prefix`.
+
+    Raises `store.errors.StoreUnusable` unless exactly one of them does.
+    """
+    from store import errors as store_errors
+
+    async def find(history: History) -> str | store_errors.StoreError:
+        try:
+            return await history.find(prefix)
+        except store_errors.StoreUnusable as e:
+            return e
+
+    urls = database_urls(arguments)
+    found = await of_each(arguments, find)
+    holders = [(url, answer) for url, (_, answer) in zip(urls, found, strict=True) if isinstance(answer, str)]
+    if len(holders) > 1:
+        raise store_errors.StoreUnusable(
+            f"several databases have an id that begins with {prefix!r}", hint="give more of the id"
+        )
+    if not holders:
+        raise next(answer for _, answer in found if isinstance(answer, store_errors.StoreError))
+    ((url, rollout_id),) = holders
+    ((_, answer),) = await of_each([url], lambda history: ask(history, rollout_id))
+    return answer

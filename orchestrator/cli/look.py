@@ -12,11 +12,11 @@ import typer
 from orchestrator import errors
 from orchestrator.cli import render
 from orchestrator.cli.console import say
-from orchestrator.cli.edge import history_of, run_async
-from orchestrator.cli.options import Csv, Db, Json
+from orchestrator.cli.edge import of_each, of_the_one_with, run_async
+from orchestrator.cli.options import Csv, Dbs, Json
 
 if TYPE_CHECKING:
-    from store.history import Record
+    from store.history import History, Record
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -51,7 +51,7 @@ def list_rollouts(
         typer.Option("--since", metavar="WHEN", help="Submitted since: 90m, 2h, 7d, or an ISO date or time (UTC)."),
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=0, max=1_000_000, help="Newest so many; 0 for all.")] = 100,
-    db: Db = None,
+    db: Dbs = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:  # fmt: skip
@@ -59,17 +59,19 @@ def list_rollouts(
     _check_state(state)
     since_ms = None if since is None else _since_ms(since, time.time())
 
-    async def read() -> list[Record]:
-        async with history_of(db) as history:
-            return await history.overview(
-                run_id=run,
-                state=state,
-                instance_id=instance,
-                since_ms=since_ms,
-                limit=limit + 1 if limit else None,
-            )
+    async def read(history: History) -> list[Record]:
+        return await history.overview(
+            run_id=run,
+            state=state,
+            instance_id=instance,
+            since_ms=since_ms,
+            limit=limit + 1 if limit else None,
+        )
 
-    found = run_async(read())
+    answers = run_async(of_each(db, read))
+    found = [row for _, rows in answers for row in rows]
+    if len(answers) > 1:
+        found.sort(key=lambda row: (row["created_at"], row["id"]), reverse=True)
     shown = found[:limit] if limit else found
     form = render.form_of(as_json=as_json, as_csv=as_csv)
     match form:
@@ -106,7 +108,7 @@ def show(
     transcript: Annotated[
         bool, typer.Option("--transcript", help="Only the conversation of the last attempt that has one, a message a line.")
     ] = False,
-    db: Db = None,
+    db: Dbs = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Show everything that happened to one rollout."""
@@ -116,18 +118,16 @@ def show(
     if len(chosen) > 1:
         raise errors.UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other")
 
-    async def read() -> story.Story:
-        async with history_of(db) as history:
-            return await story.read(history, await history.find(rollout_id))
-
-    async def part() -> bytes:
-        async with history_of(db) as history:
-            return await story.part(history, await history.find(rollout_id), chosen[0])
-
     if chosen:
-        render.write_raw(run_async(part()))
+        render.write_raw(
+            run_async(
+                of_the_one_with(db, rollout_id, lambda history, found: story.part(history, found, chosen[0]))
+            )
+        )
         return
-    story.tell(run_async(read()), render.form_of(as_json=as_json, as_csv=False))
+    story.tell(
+        run_async(of_the_one_with(db, rollout_id, story.read)), render.form_of(as_json=as_json, as_csv=False)
+    )
 
 
 def _check_state(state: str | None) -> None:

@@ -16,6 +16,15 @@ Db = Annotated[
         show_default=False,
     ),
 ]
+Dbs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--db",
+        metavar="URL",
+        help="As for `run`; may be repeated, and a path may hold * and ?: then all of these databases are read.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; times in epoch milliseconds.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV with a header line.")]
 Tasks = Annotated[

@@ -10,8 +10,8 @@ import typer
 
 from orchestrator.cli import render
 from orchestrator.cli.console import say
-from orchestrator.cli.edge import INTERRUPTED, database_url, run_async
-from orchestrator.cli.options import AllowNoIsolation, Csv, Db, Json
+from orchestrator.cli.edge import INTERRUPTED, database_urls, of_the_one_with, run_async
+from orchestrator.cli.options import AllowNoIsolation, Csv, Dbs, Json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.endpoints import EndpointOf
     from orchestrator.cli.plan import Item
     from orchestrator.settings import Settings
-    from store.history import Record
+    from store.history import History, Record
     from store.rollouts import Store
 
 _PLAN = tuple(render.Column(name) for name in ("id", "instance_id", "state", "action", "blocked"))
@@ -39,7 +39,7 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Also wait for rollouts that live workers have.")] = False,
     concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=1, help="Rollouts at a time.")] = 4,
     allow_no_isolation: AllowNoIsolation = False,
-    db: Db = None,
+    db: Dbs = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:  # fmt: skip
@@ -50,8 +50,12 @@ def resume(
     """
     form = render.form_of(as_json=as_json, as_csv=as_csv)
     user = None if ids or run or every else getpass.getuser()
+    urls = database_urls(db)
+    if len(urls) > 1:
+        ids = [run_async(of_the_one_with(urls, prefix, _the_id)) for prefix in ids or ()]
     asked = _Asked(
         ids=ids or None,
+        several=len(urls) > 1,
         run=run,
         user=user,
         wait=wait,
@@ -59,7 +63,11 @@ def resume(
         allow_no_isolation=allow_no_isolation,
         form=form,
     )
-    code = run_async(_resume(database_url(db), asked, dry_run=dry_run))
+    code = 0
+    for url in urls:
+        code = max(code, run_async(_resume(url, asked, dry_run=dry_run)))
+        if code == INTERRUPTED:
+            break
     raise typer.Exit(code)
 
 
@@ -68,6 +76,8 @@ class _Asked:
     """The command's arguments."""
 
     ids: list[str] | None
+    several: bool
+    """More databases than one are asked; `ids` are whole then, each in one of them."""
     run: str | None
     user: str | None
     """Whose rollouts; None stands for everybody's."""
@@ -126,10 +136,16 @@ def _shown(item: Item) -> dict[str, object]:
     }  # fmt: skip
 
 
+async def _the_id(_history: History, rollout_id: str) -> str:
+    return rollout_id
+
+
 async def _planned(store: Store, asked: _Asked) -> list[Item]:
     from orchestrator.cli import plan
 
-    ids = None if asked.ids is None else {await store.history.find(prefix) for prefix in asked.ids}
+    ids = None
+    if asked.ids is not None:
+        ids = set(asked.ids) if asked.several else {await store.history.find(p) for p in asked.ids}
     return await plan.make(store, ids=ids, run=asked.run, user=asked.user)
 
 

@@ -9,8 +9,8 @@ import typer
 from orchestrator import errors
 from orchestrator.cli import render
 from orchestrator.cli.console import say
-from orchestrator.cli.edge import history_of, run_async
-from orchestrator.cli.options import Csv, Db, Json
+from orchestrator.cli.edge import of_each, run_async
+from orchestrator.cli.options import Csv, Dbs, Json
 
 if TYPE_CHECKING:
     from store.questions import QueryResult
@@ -23,7 +23,7 @@ def sql(
     query: Annotated[
         str | None, typer.Argument(metavar="QUERY", help="One SELECT.", show_default=False)
     ] = None,
-    db: Db = None,
+    db: Dbs = None,
     as_json: Json = False,
     as_csv: Csv = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Rows at most.")] = 1000,
@@ -40,27 +40,36 @@ def sql(
         raise errors.UsageError("the query is empty", hint="give one SELECT")
     if not _SHORTEST_S <= timeout_s <= _LONGEST_S:
         raise errors.UsageError(f"--timeout {timeout_s:g} is not between 0.1 and 3600")
-    found = run_async(_ask(db, query or _SCHEMA, limit=limit, timeout_s=timeout_s))
-    if schema and not (as_json or as_csv):
-        render.write_raw("".join(f"{row[2]};\n" for row in found.rows).encode())
-        return
-    names = _unique(found.columns)
-    render.emit(
-        [dict(zip(names, row, strict=True)) for row in found.rows],
-        [render.Column(name) for name in names],
-        render.form_of(as_json=as_json, as_csv=as_csv),
+    answers = run_async(
+        of_each(db, lambda history: history.sql(query or _SCHEMA, limit=limit, timeout_s=timeout_s))
     )
-    if found.too_large:
-        say(
-            f"cut after {len(found.rows)} rows, because more would be over 64 MB; ask for fewer or shorter columns"
-        )
-    elif found.cut:
-        say(f"cut after {limit} rows; raise --limit to see more")
+    for _, found in answers:
+        if schema and not (as_json or as_csv):
+            render.write_raw("".join(f"{row[2]};\n" for row in found.rows).encode())
+        if found.too_large:
+            say(
+                f"cut after {len(found.rows)} rows, because more would be over 64 MB; ask for fewer or shorter columns"
+            )
+        elif found.cut:
+            say(f"cut after {limit} rows; raise --limit to see more")
+    if schema and not (as_json or as_csv):
+        return
+    _emit(answers, render.form_of(as_json=as_json, as_csv=as_csv))
 
 
-async def _ask(db: str | None, query: str, *, limit: int, timeout_s: float) -> QueryResult:
-    async with history_of(db) as history:
-        return await history.sql(query, limit=limit, timeout_s=timeout_s)
+def _emit(answers: list[tuple[str, QueryResult]], form: render.Form) -> None:
+    """Write the rows of all databases under each other; with several, a first column says whose each row is."""
+    whose = ["database"] if len(answers) > 1 else []
+    names = _unique([*whose, *answers[0][1].columns])
+    render.emit(
+        [
+            dict(zip(names, ([shown] if whose else []) + list(row), strict=True))
+            for shown, found in answers
+            for row in found.rows
+        ],
+        [render.Column(name) for name in names],
+        form,
+    )
 
 
 def _unique(names: list[str]) -> list[str]:

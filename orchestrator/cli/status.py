@@ -9,8 +9,8 @@ import typer
 
 from orchestrator.cli import render
 from orchestrator.cli.console import say
-from orchestrator.cli.edge import history_of, run_async
-from orchestrator.cli.options import Db, Json
+from orchestrator.cli.edge import of_each, run_async
+from orchestrator.cli.options import Dbs, Json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,28 +32,29 @@ class Need(NamedTuple):
 
 
 def status(
-    db: Db = None,
+    db: Dbs = None,
     check: Annotated[
         bool, typer.Option("--check", help="Say what needs a person, and exit with 1 when anything does.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Show where all rollouts and sandboxes stand."""
-
-    async def read() -> Standing:
-        async with history_of(db) as history:
-            return await history.standing()
-
-    found = run_async(read())
+    answers = run_async(of_each(db, lambda history: history.standing()))
     form = render.form_of(as_json=as_json, as_csv=False)
-    if form is render.Form.JSON:
-        document = _document(found)
-        render.emit([document], [render.Column(name) for name in document], form)
-    else:
-        _tell(found, form)
-    if check and (needs := needs_of(found)):
-        for need in needs:
-            say(f"{need.what}: {need.number}; run `{need.run}`")
+    wrong = False
+    for shown, found in answers:
+        several = {"database": shown} if len(answers) > 1 else {}
+        if form is render.Form.JSON:
+            document = {**several, **_document(found)}
+            render.emit([document], [render.Column(name) for name in document], form)
+        else:
+            if several:
+                say(f"database {shown}")
+            _tell(found, form)
+        for need in needs_of(found) if check else ():
+            wrong = True
+            say(f"{need.what}: {need.number}; run `{need.run}`" + (f" with --db {shown}" if several else ""))
+    if wrong:
         raise typer.Exit(_WRONG)
 
 

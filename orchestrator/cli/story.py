@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors
 from orchestrator.cli import render
+from orchestrator.provenance import documents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,41 +65,17 @@ async def read(history: History, rollout_id: str) -> Story:
 
 
 async def part(history: History, rollout_id: str, name: str) -> bytes:
-    """Return the patch, the test log, or the transcript (one JSON message a line) of a rollout.
+    """Return the `patch`, the test `log`, or the `transcript` of a rollout.
 
     Raises `errors.UsageError` when it has none yet.
     """
-    if name == "transcript":
-        return await _transcript(history, rollout_id)
-    table, column = {"patch": ("patches", "artifact"), "log": ("grades", "log")}[name]
-    rows = await history.of_rollout(table, rollout_id)
-    if name == "log":
-        rewards = await history.of_rollout("rewards", rollout_id)
-        rows = [g for g in rows if g["grade_id"] == rewards[0]["grade_id"]] if rewards else rows
-    if not rows:
+    of = {"patch": documents.patch, "log": documents.test_log, "transcript": documents.transcript}[name]
+    found = await of(history, rollout_id)
+    if found is None:
         raise errors.UsageError(
             f"rollout {rollout_id} has no {name}", hint=f"see where it is: rollouts show {rollout_id}"
         )
-    return await history.artifact(rows[-1][column])
-
-
-async def _transcript(history: History, rollout_id: str) -> bytes:
-    steps = await history.of_rollout("steps", rollout_id)
-    if not steps:
-        raise errors.UsageError(
-            f"rollout {rollout_id} has no transcript", hint=f"see where it is: rollouts show {rollout_id}"
-        )
-    moves = await history.of_rollout("transitions", rollout_id)
-    begun = max(move["fence"] for move in moves if move["trig"] == "start_agent")
-    messages = [
-        message
-        for step in steps
-        if step["fence"] >= begun
-        for message in json.loads(step["output"])["messages"]
-    ]
-    return "".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages).encode(
-        "utf-8", "surrogatepass"
-    )
+    return found
 
 
 def tell(story: Story, form: render.Form) -> None:

@@ -101,6 +101,12 @@ async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
     ]
 
 
+async def still_kept(runtime: Runtime, rollout_id: str) -> bool:
+    """Say whether a sandbox of the rollout is not given up yet."""
+    boxes = await runtime.store.history.of_rollout("sandboxes", rollout_id)
+    return any(row["status"] in ("intent", "live") for row in boxes)
+
+
 async def discard(runtime: Runtime, key: str) -> None:
     """Remove a sandbox that this process made and nobody wants; what does not succeed is left to `clean`."""
     try:

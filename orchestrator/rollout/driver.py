@@ -27,6 +27,11 @@ T = TypeVar("T")
 
 _RELEASE_RETRY_S = 30.0
 _CLEANUP_S = 10.0
+_STOPPED = {
+    "cancelled": "a person asked to cancel the rollout",
+    "deadline": "its deadline passed before it was graded",
+}
+"""Why a walk was stopped -> what its failure says; every other reason means that somebody else owns the rollout."""
 _COUNTERS = {
     errors.Budget.CRASH: "crash_count",
     errors.Budget.INFRA: "infra_count",
@@ -61,12 +66,22 @@ async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
         stopped.append(why)
         work.cancel()
 
+    def stop_late() -> None:
+        if walk.state is not State.GRADED:  # a reward that is recorded is never lost
+            stop("deadline")
+
     runtime.heartbeat.hold(lease, stop)
+    late = None
+    if walk.left_s is not None:
+        left_s = max(0.0, walk.left_s - walk.settings.limits.release_s)
+        late = asyncio.get_running_loop().call_later(left_s, stop_late)
     try:
         return await _outcome_of(walk, work, stopped)
     finally:
+        if late is not None:
+            late.cancel()
         runtime.heartbeat.drop(lease)
-        await _to_its_end(walk.let_go())
+        await _later(runtime, walk.let_go())
 
 
 async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) -> Ending:
@@ -76,8 +91,8 @@ async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) 
         if not stopped:
             await _to_its_end(_give_back_or_fail(walk))
             raise
-        if stopped == ["cancelled"]:
-            return await _settle(walk, errors.RolloutCancelled("a person asked to cancel the rollout"))
+        if stopped[0] in _STOPPED:
+            return await _settle(walk, errors.RolloutCancelled(_STOPPED[stopped[0]]))
     except Superseded as e:
         logger.warning("%s; left to its owner", e)
     except ReleasePending as e:
@@ -125,17 +140,24 @@ async def _settle(walk: Walk, failure: errors.Failure) -> Ending:
     except Superseded as e:
         logger.warning("%s; left to its owner", e)
         return await answer(walk.runtime.store, walk.lease.rollout_id)
-    await _to_its_end(custody.release_given_up(walk.runtime, walk.lease.rollout_id))
+    await _later(walk.runtime, custody.release_given_up(walk.runtime, walk.lease.rollout_id))
     return ending
 
 
 async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
+    await walk.caught_up()
+    if walk.state in TERMINAL:
+        return await answer(walk.runtime.store, walk.lease.rollout_id)
+    if walk.state is State.GRADED:  # the stop came too late: a recorded reward is never lost
+        await walk.note(give_back=rows.GiveBack(outcome="interrupted"))
+        return await answer(walk.runtime.store, walk.lease.rollout_id)
     rollout_id, budget = walk.lease.rollout_id, failure.budget
     message = str(failure) + (f" ({failure.hint})" if failure.hint else "")
     spent = 0 if budget is None else walk.row[_COUNTERS[budget]]
+    delay_s = _backoff_s(walk, spent)
     may_retry = walk.row["endpoint_kind"] == "stateless" or walk.state is State.CREATED
+    may_retry = may_retry and (walk.left_s is None or delay_s < walk.agent_left_s)
     if budget is errors.Budget.INFRA and spent < errors.BUDGETS[budget] and may_retry:
-        delay_s = _backoff_s(walk, spent)
         give_back = rows.GiveBack(
             outcome="failed",
             error_class=failure.failure_class.value,
@@ -187,18 +209,31 @@ async def _give_back_or_fail(walk: Walk) -> None:
     """Leave a store that a later claim understands, within a bounded time, because the caller cancelled."""
     try:
         async with asyncio.timeout(_CLEANUP_S):
-            if walk.runtime.on_cancel == "fail" and walk.state is not State.GRADED:
+            await walk.caught_up()
+            if walk.runtime.on_cancel == "fail":
                 await _retry_or_fail(walk, errors.RolloutCancelled("the caller cancelled the rollout"))
-            else:
+            elif walk.state not in TERMINAL:
                 await walk.note([rows.SandboxReleasing()], give_back=rows.GiveBack(outcome="interrupted"))
-            await walk.let_go()
-            await custody.release_given_up(walk.runtime, walk.lease.rollout_id)
+            await _later(walk.runtime, _clean_up(walk))
     except TimeoutError:
         logger.warning(
             "rollout %s: clean-up did not finish; its ledger rows stay open", walk.lease.rollout_id
         )
-    except (Superseded, store_errors.StoreError) as e:
+    except (Superseded, errors.Failure, store_errors.StoreError) as e:
         logger.warning("rollout %s: left as it is: %s", walk.lease.rollout_id, e)
+
+
+async def _clean_up(walk: Walk) -> None:
+    await walk.let_go()
+    await custody.release_given_up(walk.runtime, walk.lease.rollout_id)
+
+
+async def _later(runtime: Runtime, work: Coroutine[Any, Any, Any]) -> None:
+    """Do work that nobody has to wait for: beside the caller where there is somebody to see to it, else to its end."""
+    if runtime.in_background is None:
+        await _to_its_end(work)
+    else:
+        runtime.in_background(work)
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -38,7 +38,7 @@ async def settle(walk: Walk) -> None:
     if grade is None:
         data = await history.artifact(patch["artifact"])
         while grade is None:
-            await _attempt(walk, patch["sha256"], data)
+            await _attempt(walk, patch, data)
             grade = await _verdict(walk, patch)
     facts = await provenance.gather(history, walk.lease.rollout_id, grade["grade_id"])
     masked = bool(grade["mask_sample"])
@@ -64,18 +64,21 @@ async def _verdict(walk: Walk, patch: Record) -> Record | None:
     return None
 
 
-async def _attempt(walk: Walk, patch_sha256: str, data: bytes) -> None:
+async def _attempt(walk: Walk, patch: Record, data: bytes) -> None:
     """Make one grading attempt and store it, whatever it found."""
-    grade, sandbox_key, isolation = patched.needs_no_sandbox(data), None, None
+    limits, sandbox_key, isolation = walk.settings.limits, None, None
+    grade = patched.out_of_time(patch["exit_reason"], limits.on_timeout) or patched.needs_no_sandbox(data)
     if grade is None:
         grade, sandbox_key, isolation = await _grade_in_fresh_sandbox(walk, data)
     rule = errors.GRADE_RULES[grade.outcome]
-    masked = rule.maskable and await _task_is_in_doubt(walk, grade.outcome)
+    masked = patched.DROPPED in grade.flags or (
+        rule.maskable and await _task_is_in_doubt(walk, grade.outcome)
+    )
     row = await asyncio.to_thread(
         _grade_row,
         walk,
         grade,
-        patch_sha256=patch_sha256,
+        patch_sha256=patch["sha256"],
         sandbox_key=sandbox_key,
         isolation=isolation,
         masked=masked,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from orchestrator.agents.base import Endpoint
     from orchestrator.sandbox.base import SandboxProvider
@@ -37,6 +37,8 @@ class Runtime:
     """When the caller cancels: give the attempt back for a later resume, or end the rollout as cancelled."""
     serves_sessions: bool = True
     """Session-bound rollouts are walked for their own callers, who are here; else they can only be ended."""
+    in_background: Callable[[Coroutine[Any, Any, Any]], None] | None = None
+    """Takes over the clean-up after a walk, so that its caller need not wait; None: the walk waits for it."""
     on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None
     """Told after every durable state change; for progress displays."""
 

@@ -30,6 +30,11 @@ class Request:
     """`session`: the model answers only for the caller that is here, and its key is kept in memory only."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where it was asked for, for whoever resumes it: `user`, `replay` (a file), `key` (a variable that was set)."""
+    group: str | None = None
+    """Samples that a trainer compares with each other; default: those of one task in a run."""
+    session_ref: str | None = None
+    """sha256 of the caller's key."""
+    policy_version: str | None = None
     key: str | None = None
     """The caller's own identity for this rollout; default: run, task, sample and retry."""
 
@@ -52,7 +57,10 @@ def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
         or identity.batch_key(request.run_id, task.instance_id, digest, request.sample, request.retry_no),
         request_sha256=identity.request_sha256(digest, settings.to_json(), request.endpoint_kind),
         run_id=request.run_id,
-        group_id=f"{request.run_id}/{task.instance_id}",
+        group_id=request.group or f"{request.run_id}/{task.instance_id}",
+        session_ref=request.session_ref,
+        policy_version=request.policy_version,
+        deadline_ms=None if settings.limits.deadline_s is None else round(settings.limits.deadline_s * 1000),
         sample=request.sample,
         retry_no=request.retry_no,
         parent_id=request.parent_id,

@@ -50,6 +50,19 @@ class Walk:
         self._base_commit = ""
         self._steps: Sequence[Step] = ()
         """Durable steps of the agent that an earlier owner ran."""
+        self._ends_at: float | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until a caller who waits must be answered; None when nobody waits."""
+        return None if self._ends_at is None else self._ends_at - self.runtime.elapsed()
+
+    @property
+    def agent_left_s(self) -> float:
+        """Seconds that the agent may still work: its own limit, within what grading and release leave of the deadline."""
+        own, limits = self.settings.agent.timeout_s, self.settings.limits
+        return own if self.left_s is None else min(own, self.left_s - limits.grade_s - limits.release_s)
 
     @classmethod
     async def load(cls, runtime: Runtime, lease: rows.Lease) -> Walk:
@@ -62,7 +75,11 @@ class Walk:
         if source is not None:
             task = task.model_copy(update={"repo_source": RepoSource.model_validate(source)})
         settings = Settings.model_validate(row["input"]["settings"])
-        return cls(runtime, lease, row, task, settings)
+        walk = cls(runtime, lease, row, task, settings)
+        if row["deadline_at"] is not None and runtime.serves_sessions:
+            left_ms = row["deadline_at"] - await runtime.store.history.now()
+            walk._ends_at = runtime.elapsed() + left_ms / 1000
+        return walk
 
     async def to_the_end(self) -> None:
         """Do the work of each state until the rollout is released; raises a `Failure`, `Superseded`, `ReleasePending`."""
@@ -123,6 +140,17 @@ class Walk:
         )
 
     async def _write(self, write: Callable[[rows.Lease], Awaitable[rows.Outcome]]) -> None:
+        """Make one write. A cancelled caller does not withdraw it: `caught_up` then tells what it did."""
+        self._writing = asyncio.ensure_future(self._written(write))
+        await asyncio.shield(self._writing)
+
+    async def caught_up(self) -> None:
+        """Wait for the write that a cancellation left behind, so that state and version are the store's again."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+            self._writing.exception()  # whoever waited for it has heard; the next write meets the same refusal
+
+    async def _written(self, write: Callable[[rows.Lease], Awaitable[rows.Outcome]]) -> None:
         """Write under the lease; one that ran out is taken back first, if nobody claimed the rollout meanwhile."""
         outcome = await write(self._current_lease())
         if isinstance(outcome, rows.LeaseExpired) and await self.runtime.store.reacquire(self.lease):
@@ -195,6 +223,7 @@ class Walk:
             )
 
     async def _start_agent(self) -> None:
+        self._refuse_late()
         self._base_commit = await sandbox_ready.prepare(self.task, self._task_sandbox())
         endpoint = self._endpoint()
         await self.move(
@@ -207,7 +236,16 @@ class Walk:
             },
         )
 
+    def _refuse_late(self) -> None:
+        if self.agent_left_s <= 0:
+            raise errors.RolloutCancelled(
+                f"its deadline of {self.settings.limits.deadline_s:g} s leaves no time for the agent: making the sandbox"
+                " took too long",
+                hint="raise limits.deadline_s, and the caller's own timeout with it",
+            )
+
     async def _run_agent(self) -> None:
+        self._refuse_late()
         sandbox = self._task_sandbox()
         run = AgentRun(
             task=AgentTask(
@@ -217,7 +255,7 @@ class Walk:
             ),
             sandbox=sandbox,
             endpoint=self._endpoint(),
-            settings=self.settings.agent,
+            settings=self.settings.agent.model_copy(update={"timeout_s": self.agent_left_s}),
             recorder=self,
             monotonic=self.runtime.monotonic,
             history=list(self._steps),
@@ -248,7 +286,8 @@ class Walk:
         await grades.settle(self)
 
     async def _release(self) -> None:
-        await self.note([rows.SandboxReleasing()])
+        if await custody.still_kept(self.runtime, self.lease.rollout_id):
+            await self.note([rows.SandboxReleasing()])
         left = await custody.release_given_up(self.runtime, self.lease.rollout_id)
         if left:
             raise ReleasePending(f"not proven gone yet: {', '.join(left)}")

@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from orchestrator.tasks.record import Task
 
 
+DROPPED = "on_timeout:drop"
+"""Flag of a grade that is masked because its agent ran out of time and the settings say so."""
+
+
+def out_of_time(exit_reason: str, on_timeout: str) -> Grade | None:
+    """Return the verdict that the settings give an agent that ran out of time; None when its patch is graded."""
+    if exit_reason != errors.ExitReason.WALL_TIME or on_timeout == "grade":
+        return None
+    return Grade(
+        outcome=errors.GradeOutcome.UNRESOLVED, evidence=Evidence.NONE, flags=[f"on_timeout:{on_timeout}"]
+    )
+
+
 def needs_no_sandbox(patch: bytes) -> Grade | None:
     """Return the grade of an empty patch, None for any other."""
     return None if patch.strip() else pipeline.empty_patch_grade()

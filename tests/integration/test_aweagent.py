@@ -15,6 +15,7 @@ import pytest
 from aweagent.lifecycle import run_agent_with_reward
 from aweagent.runner import run_agent_return_reward
 from orchestrator import entry
+from orchestrator.entry import call as call_of
 from orchestrator.testing.model_server import ScriptedModel
 from orchestrator.testing.replay import load_replay, parse_replay
 
@@ -78,12 +79,13 @@ class Caller:
         return await run_agent_with_reward(record, **{**arguments, **changed})
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.folder / "logs" / "rollouts.db")) as connection:
+        with closing(sqlite3.connect(self.folder / "store" / "rollouts.db")) as connection:
             return connection.execute(sql).fetchall()
 
 
 @pytest.fixture
-def call(tmp_path: Path, config: str, server: ScriptedModel) -> Caller:
+def call(tmp_path: Path, config: str, server: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> Caller:
+    monkeypatch.setenv("ROLLOUTS_DATABASE_URL", f"sqlite:///{tmp_path / 'store' / 'rollouts.db'}")
     return Caller(tmp_path, config, server.base_url("offline__wordcount-1", 0))
 
 
@@ -98,8 +100,13 @@ async def test_a_solved_task_gives_1_and_its_stats_and_neither_keeps_the_key_nor
     assert record == before
     assert server.violations == []
     assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
-    assert [p for p in (tmp_path / "logs").iterdir() if KEY.encode() in p.read_bytes()] == []
     assert call.query("select state from rollouts") == [("released",)]
+    await entry.close()
+    written = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert {"rollouts.db", "trajectory.jsonl", "patch.diff", "grade.log", "result.json"} <= {
+        p.name for p in written
+    }
+    assert [p for p in written if KEY.encode() in p.read_bytes()] == []
 
 
 async def test_the_same_key_asks_about_the_same_rollout_and_gets_the_stored_answer(
@@ -123,9 +130,9 @@ async def test_a_placeholder_key_identifies_nobody(call: Caller, record: dict[st
 
 
 def test_the_key_of_the_process_identifies_nobody():
-    assert entry.identity_of("shared", {"OPENAI_API_KEY": "shared"}) is None
-    assert entry.identity_of("own", {"OPENAI_API_KEY": "shared"}) is not None
-    assert "own" not in str(entry.identity_of("own", {}))
+    assert call_of.identity_of("shared", {"OPENAI_API_KEY": "shared"}) is None
+    assert call_of.identity_of("own", {"OPENAI_API_KEY": "shared"}) is not None
+    assert "own" not in str(call_of.identity_of("own", {}))
 
 
 async def test_a_dead_endpoint_gives_no_reward_and_never_zero(call: Caller, record: dict[str, Any]):
@@ -133,13 +140,14 @@ async def test_a_dead_endpoint_gives_no_reward_and_never_zero(call: Caller, reco
     assert reward is None
     assert isinstance(stats, dict)
     assert call.query("select state, failure_class from rollouts") == [("failed", "llm_unreachable")]
+    await entry.close()
     assert call.query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"agent_type": "nobody"}, {"agent_config": "nowhere"}, {"override_base_url": "nonsense"}, {"result_dir": "/proc/x"}],
-    ids=["agent", "config", "endpoint", "folder"],
+    [{"agent_type": "nobody"}, {"agent_config": "nowhere"}, {"override_base_url": "nonsense"} ],
+    ids=["agent", "config", "endpoint"],
 )  # fmt: skip
 async def test_a_wrong_call_gives_no_reward_instead_of_an_exception(
     call: Caller, record: dict[str, Any], changed: dict[str, str]
@@ -162,6 +170,7 @@ async def test_cancelling_ends_the_rollout_and_goes_through(call: Caller, record
         with pytest.raises(asyncio.CancelledError):
             await running
     assert call.query("select state, failure_class from rollouts") == [("failed", "cancelled")]
+    await entry.close()
     assert call.query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
 
 

@@ -18,12 +18,12 @@ def test_an_argument_beats_econfig_beats_environment_beats_yaml_beats_the_defaul
     built = settings.load(
         str(path),
         arguments={"agent.step_limit": 9},
-        econfig={"step_limit": 7, "timeout": 7.5, "llm_model": "econfig"},
+        econfig={"step_limit": 7, "max_completion_tokens": 7, "llm_model": "econfig"},
         environ={"LLM_MODEL": "environment", "OPENAI_BASE_URL": "http://127.0.0.1:1/v1"},
     )
     assert built.agent.step_limit == 9
-    assert built.agent.timeout_s == 7.5
-    assert built.agent.max_completion_tokens == 5
+    assert (built.agent.max_completion_tokens, built.agent.timeout_s) == (7, 5)
+    assert built.agent.temperature is None
     assert built.agent.max_format_errors == settings.AgentSettings().max_format_errors
     assert built.llm.model == "econfig"
     assert built.llm.base_url == "http://127.0.0.1:1/v1"

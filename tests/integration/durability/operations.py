@@ -203,6 +203,7 @@ WRITES: dict[str, Callable[[Store, rows.Lease], Awaitable[Any]]] = {
     ),
     "give_up_ownerless": lambda s, lease: s.give_up_ownerless([lease.rollout_id]),
     "take_from_dead": lambda s, lease: s.take_from_dead(["nobody"]),
+    "deliver": lambda s, lease: s.deliver(rows.Delivery(delivery_id=f"{lease.rollout_id}-d", rollout_id=lease.rollout_id)),
     "write_off": lambda s, lease: s.write_off(f"afar {lease.rollout_id}", "it burned down"),
     "record_validation": lambda s, lease: s.record_validation(validation(lease.rollout_id)),
     **{f"transition.{trigger}": partial(_move, trigger) for trigger in (*LINE, "restart", "fail")},

@@ -319,6 +319,7 @@ WRITES_OF_THE_STORE = {
     "submit", "claim", "reacquire", "request_cancel", "transition", "record", "next_sandbox_ordinal",
     "close_sandbox", "note_failed_release", "record_validation", "declare_sandbox", "note_live_sandbox",
     "give_up_sandbox", "give_up_abandoned", "give_up_ownerless", "take_from_dead", "write_off", "is_dead", "may_live",
+    "deliver",
 }  # fmt: skip
 
 

@@ -130,6 +130,11 @@ def stats_of(facts: Facts) -> dict[str, Any]:
     return {stat.name: stat.compute(facts) for stat in STATS}
 
 
+def stats_of_failure(failure_class: str | None) -> dict[str, Any]:
+    """Return what can be said of a rollout without a grade: why there is none (`rollouts.failure_class`)."""
+    return {} if failure_class is None else {"failure_class": failure_class}
+
+
 def reward_of(outcome: errors.GradeOutcome, *, masked: bool) -> float | None:
     """Return what a grade is worth; None means that no number may exist."""
     rule = errors.GRADE_RULES[outcome]

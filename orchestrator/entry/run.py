@@ -1,0 +1,176 @@
+"""From one call of a trainer to its answer; nothing but cancellation leaves as an exception.
+
+AReaL would train on any other exception as a reward of 0.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import getpass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from orchestrator import assembly, errors, provenance, rollout, settings
+from orchestrator.agents.base import Endpoint
+from orchestrator.entry import episode, shared, trainer
+from orchestrator.entry.call import identity_of, say_once, task_of
+from orchestrator.entry.watch import PreflightFailed
+from orchestrator.rollout import Request
+from orchestrator.states import TERMINAL
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from orchestrator.entry.call import Call
+    from orchestrator.rollout import Ending, Runtime
+    from orchestrator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_RECORDED_S = 10.0
+"""How long a cancelled call waits at most for its end to be written down."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a call is handed."""
+
+    reward: float | None
+    """None: there is no reward, and the sample must be dropped."""
+    stats: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    """Without a reward: what happened, to which rollout, and what to do."""
+    rollout_id: str | None = None
+
+
+async def run_record(data: object, call: Call) -> tuple[float | None, dict[str, Any]]:
+    """Run one record to its reward; `(None, stats)` means that there is none and the sample must be dropped.
+
+    Only `asyncio.CancelledError` is raised, after the rollout's end has been written down. `data` is never changed.
+    """
+    found = await answer(data, call)
+    return found.reward, found.stats
+
+
+async def answer(data: object, call: Call) -> Answer:
+    """Run one record; raises only `asyncio.CancelledError`."""
+    watch = shared.of_this_loop().watch
+    chosen: Settings | None = None
+    try:
+        if not isinstance(data, Mapping):
+            raise errors.RecordRefused(f"a record is a mapping, not {type(data).__name__}")
+        record = copy.deepcopy(dict(data))
+        chosen = call.settings(record)
+        found = await _answered(record, call, chosen)
+    except PreflightFailed as e:
+        found = Answer(reward=None, why=f"{e} ({e.hint})" if e.hint else str(e))
+        watch.dropped("preflight", str(e), e.hint, systemic=True)
+    except (errors.RolloutsError, assembly.StoreError) as e:
+        found = Answer(reward=None, why=f"{e} ({e.hint})" if e.hint else str(e))
+        watch.dropped(type(e).__name__, str(e), e.hint)
+    except Exception as e:
+        logger.exception("a rollout could not be run")
+        found = Answer(reward=None, why=f"unforeseen: {type(e).__name__}")
+        watch.dropped(type(e).__name__, f"{type(e).__name__} (see the log)")
+    if found.reward is None:
+        instance = data.get("instance_id", "unknown") if isinstance(data, Mapping) else "unknown"
+        logger.error("%s: no reward: %s", instance, found.why)
+    trainer.publish(
+        {**found.stats, "infra_drop_rate": float(found.reward is None and not found.stats.get("mask_sample"))}
+    )
+    if chosen is not None:
+        watch.end_if_hopeless(chosen.training)
+    return found
+
+
+async def close() -> None:
+    """Let go of what this event loop holds open; the next call opens it anew."""
+    await shared.close()
+
+
+async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Answer:
+    task = await asyncio.to_thread(task_of, record)
+    opened = await shared.opened(_database_url())
+    runtime = await opened.runtime(chosen)
+    place = trainer.context()
+    request = Request(
+        task=task,
+        settings=chosen,
+        run_id=opened.run_id,
+        sample=place.sample or 0,
+        group=None if place.task_id is None else f"{opened.run_id}/{place.task_id}",
+        endpoint_kind="session",
+        session_ref=identity_of(call.api_key),
+        policy_version=place.policy_version,
+        origin={"user": getpass.getuser()}
+        | {
+            name: str(value)
+            for name, value in (("task_id", place.task_id), ("is_eval", int(place.is_eval)))
+            if value is not None
+        },
+        key=call.identity(record) or runtime.new_id(),
+    )
+    ((rollout_id, is_new),) = await rollout.submit(runtime, [request])
+    endpoint = Endpoint(
+        base_url=chosen.llm.base_url or "", model=chosen.llm.model, api_key=SecretStr(call.api_key or "EMPTY")
+    )
+    handed = rollout.Handover(runtime, rollout_id, request)
+    try:
+        known = None if is_new else await rollout.answer(runtime.store, rollout_id)
+        if known is not None and (known.state in TERMINAL or known.stats is not None):
+            ending = known
+        else:
+            ending = await opened.walk(runtime, rollout_id, endpoint)
+    except asyncio.CancelledError:
+        await _bounded(handed.note(exception="CancelledError"))
+        raise
+    found = _of(ending)
+    await handed.note(found.reward)
+    watch = shared.of_this_loop().watch
+    if ending.failure_class is None:
+        watch.valid()
+    else:
+        watch.dropped(ending.failure_class, f"rollout {rollout_id}: {ending.message}")
+    if chosen.training.episode_logs:
+        opened.do_later(_logs(runtime, rollout_id, call.result_dir))
+    return found
+
+
+def _of(ending: Ending) -> Answer:
+    if ending.reward is not None:
+        return Answer(reward=float(ending.reward), stats=ending.stats or {}, rollout_id=ending.rollout_id)
+    why = ending.failure_class or "its sample is masked"
+    return Answer(
+        reward=None,
+        stats=ending.stats or provenance.stats_of_failure(ending.failure_class),
+        why=f"rollout {ending.rollout_id}: {why} {ending.message}".rstrip()
+        + f"; see `rollouts show {ending.rollout_id}`",
+        rollout_id=ending.rollout_id,
+    )
+
+
+async def _logs(runtime: Runtime, rollout_id: str, log_dir: str) -> None:
+    found = await provenance.gather_documents(runtime.store.history, rollout_id)
+    if found is not None:
+        await episode.write(found, rollout_id, log_dir)
+
+
+async def _bounded(write: Coroutine[Any, Any, None]) -> None:
+    """Write down that a cancelled caller got nothing, for as long as a caller may be held up by that."""
+    writing = asyncio.create_task(write)
+    try:
+        await asyncio.wait([writing], timeout=_RECORDED_S)
+    finally:
+        writing.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+
+def _database_url() -> str:
+    url, why = settings.entry_database_url()
+    if why:
+        say_once(f"rollouts of this process are stored in {url}: {why}")
+    return url
