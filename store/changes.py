@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlalchemy as sa
 
 from store import errors, evidence, rows
-from store.schema import LEDGER_OPEN, TERMINAL, attempts, fsm_edges, rollouts, sandboxes, transitions
+from store.schema import LEDGER_OPEN, TERMINAL, fsm_edges, rollouts, sandboxes, transitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
     evidence.apply_all(
         connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
     )
-    _end_attempts(connection, made, applied)
+    _end_attempts(connection, dialect, made, applied)
     return [
         rows.Applied(version=applied[c.lease.rollout_id].version, state=applied[c.lease.rollout_id].state)
         if c.lease.rollout_id in applied
@@ -153,11 +153,13 @@ _LOCKING = "FROM {rows} JOIN rollouts AS r ON r.id = item.i ORDER BY r.id FOR UP
 
 @cache
 def _statement(dialect: Dialect, kind: str) -> str:
-    """Return `move`, `note`, `log` or `lock`, made once.
+    """Return `move`, `note`, `log`, `lock` or `end`, made once.
 
     On PostgreSQL a move is one round trip: it locks in the order of ids, changes, and logs; `lock` takes the rows of
     both kinds first where a batch has both.
     """
+    if kind == "end":
+        return dialect.driver_sql(_END.format(rows=dialect.rows_of(_ENDED)))
     item = dialect.rows_of(_ITEM)
     changed = _MOVE if kind == "move" else _NOTE
     if dialect.name == "sqlite":
@@ -202,19 +204,14 @@ def _item(change: Change) -> dict[str, Any]:
     }
 
 
-_END = (
-    sa.update(attempts)
-    .where(attempts.c.rollout_id == sa.bindparam("of"), attempts.c.fence == sa.bindparam("under"))
-    .values(
-        ended_at=sa.bindparam("now"),
-        outcome=sa.bindparam("how"),
-        error_class=sa.bindparam("what"),
-        error=sa.bindparam("why"),
-    )
-)
+_ENDED = {"i": str, "f": int, "at": int, "how": str, "what": str, "why": str}
+_END = """UPDATE attempts SET ended_at = item.at, outcome = item.how, error_class = item.what, error = item.why
+  FROM {rows} WHERE attempts.rollout_id = item.i AND attempts.fence = item.f"""
 
 
-def _end_attempts(connection: sa.Connection, made: list[Change], applied: dict[str, _Done]) -> None:
+def _end_attempts(
+    connection: sa.Connection, dialect: Dialect, made: list[Change], applied: dict[str, _Done]
+) -> None:
     ended = []
     for change in made:
         done, back = applied[change.lease.rollout_id], change.give_back
@@ -222,11 +219,11 @@ def _end_attempts(connection: sa.Connection, made: list[Change], applied: dict[s
             back = rows.GiveBack(outcome="done" if done.state == "released" else "failed")
         if back is not None:
             ended.append(
-                {"of": done.id, "under": change.lease.fence, "now": done.now, "how": back.outcome,
+                {"i": done.id, "f": change.lease.fence, "at": done.now, "how": back.outcome,
                  "what": back.error_class, "why": rows.storable(back.error)}
             )  # fmt: skip
     if ended:
-        connection.execute(_END, ended)
+        dialect.run(connection, _statement(dialect, "end"), {"items": rows.canonical_json(ended)})
 
 
 def _classify(connection: sa.Connection, dialect: Dialect, change: Change) -> Result:

@@ -5,6 +5,7 @@ Sandboxes that belong to no rollout (control runs) have no lease either: the wor
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -30,13 +31,19 @@ def close(
     connection: sa.Connection, dialect: Dialect, key: str, proof: str, status: str = "released"
 ) -> bool:
     """Mark a sandbox released with the provider's proof, or lost when nothing was ever made; False when it was closed."""
-    changed = connection.execute(
-        sa.update(sandboxes)
-        .where(sandboxes.c.key == key, sandboxes.c.status == "releasing")
-        .values(status=status, released_at=dialect.now, proof=rows.storable(proof), last_error=None)
-        .returning(sandboxes.c.key)
-    ).fetchall()
+    changed = dialect.run(
+        connection, _close(dialect), {"key": key, "status": status, "proof": rows.storable(proof)}
+    )
     return bool(changed)
+
+
+@cache
+def _close(dialect: Dialect) -> str:
+    """Return the statement, made once: every sandbox there ever was is closed by it."""
+    return dialect.driver_sql(
+        f"UPDATE sandboxes SET status = :status, released_at = {dialect.now_sql}, proof = :proof, last_error = NULL"
+        " WHERE key = :key AND status = 'releasing' RETURNING key"
+    )
 
 
 def note_failed_release(connection: sa.Connection, key: str, error: str, found: Sequence[str] = ()) -> None:

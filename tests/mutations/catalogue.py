@@ -143,8 +143,8 @@ MUTATIONS = (
     Mutation(
         "a row closed that nobody gave up",
         "store/ledger.py",
-        '.where(sandboxes.c.key == key, sandboxes.c.status == "releasing")\n        .values(status=status',
-        ".where(sandboxes.c.key == key)\n        .values(status=status",
+        "WHERE key = :key AND status = 'releasing' RETURNING key",
+        "WHERE key = :key RETURNING key",
         GUARDS + "test_only_a_sandbox_that_was_given_up_can_be_closed",
     ),
     Mutation(
