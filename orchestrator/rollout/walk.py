@@ -142,13 +142,13 @@ class Walk:
     async def _write(self, write: Callable[[rows.Lease], Awaitable[rows.Outcome]]) -> None:
         """Make one write. A cancelled caller does not withdraw it: `caught_up` then tells what it did."""
         self._writing = asyncio.ensure_future(self._written(write))
+        self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._writing)
 
     async def caught_up(self) -> None:
         """Wait for the write that a cancellation left behind, so that state and version are the store's again."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
-            self._writing.exception()  # whoever waited for it has heard; the next write meets the same refusal
 
     async def _written(self, write: Callable[[rows.Lease], Awaitable[rows.Outcome]]) -> None:
         """Write under the lease; one that ran out is taken back first, if nobody claimed the rollout meanwhile."""

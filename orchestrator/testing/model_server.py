@@ -121,14 +121,14 @@ class ScriptedModel:
             self._arrived.notify_all()
         wrong = [*_malformed(messages), *self._broken_echo(messages, scenario), *self._broken_prefix(seen)]
         self.violations.extend(f"{instance_id} sample {sample} turn {turn}: {text}" for text in wrong)
-        playing = _turn(scenario, turn)
+        playing = turn_of(scenario, turn)
         if playing.fault is not None and self._strikes(playing.fault, (instance_id, sample, turn)):
-            response = await _commit(playing.fault)
+            response = await commit(playing.fault)
             if response is not None:
                 return response
         if _malformed(messages):
             raise _Refusal(400, "; ".join(wrong))
-        return _json(200, _completion(playing, turn, payload))
+        return _json(200, completion(playing, turn, payload))
 
     def _strikes(self, fault: replay.Fault, key: tuple[str, int, int]) -> bool:
         self._faults[key] += 1
@@ -140,7 +140,7 @@ class ScriptedModel:
         return [
             f"the answer of turn {number} came back changed"
             for number, message in enumerate(said)
-            if message != _without_nulls(_message(_turn(scenario, number), number))
+            if message != without_nulls(message_of(turn_of(scenario, number), number))
         ]
 
     def _broken_prefix(self, seen: Seen) -> list[str]:
@@ -159,7 +159,8 @@ class ScriptedModel:
         return []
 
 
-def _turn(scenario: Scenario, number: int) -> Turn:
+def turn_of(scenario: Scenario, number: int) -> Turn:
+    """Return the turn with this number; beyond the last one the model has nothing more to say."""
     return scenario.turns[number] if number < len(scenario.turns) else replay.AFTERWARDS
 
 
@@ -178,7 +179,7 @@ def _payload(request: Request) -> dict[str, Any]:
 
 def _malformed(messages: list[dict[str, Any]]) -> list[str]:
     """Return what an endpoint would refuse: nulls, and tool calls not answered once each, in order, at once."""
-    wrong = [f"message {i} has null fields" for i, m in enumerate(messages) if _without_nulls(m) != m]
+    wrong = [f"message {i} has null fields" for i, m in enumerate(messages) if without_nulls(m) != m]
     waiting: list[str] = []
     for i, message in enumerate(messages):
         if message.get("role") == "tool":
@@ -193,7 +194,7 @@ def _malformed(messages: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-async def _commit(fault: replay.Fault) -> Response | None:
+async def commit(fault: replay.Fault) -> Response | None:
     """Do what the fault says; None when it was only slow."""
     if fault.delay_s:
         await asyncio.sleep(fault.delay_s)
@@ -206,7 +207,7 @@ async def _commit(fault: replay.Fault) -> Response | None:
     )
 
 
-def _message(turn: Turn, number: int) -> dict[str, Any]:
+def message_of(turn: Turn, number: int) -> dict[str, Any]:
     """Return the assistant message as real servers send it: with nulls, and the same for the same turn."""
     calls = [
         {
@@ -225,8 +226,9 @@ def _message(turn: Turn, number: int) -> dict[str, Any]:
     return {"role": "assistant", "content": turn.content, **fields, **turn.extra}
 
 
-def _completion(turn: Turn, number: int, payload: dict[str, Any]) -> dict[str, Any]:
-    message = _message(turn, number)
+def completion(turn: Turn, number: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a chat completion that says this turn."""
+    message = message_of(turn, number)
     prompt, said = len(json.dumps(payload["messages"])) // 4, len(json.dumps(message)) // 4
     usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
     return {
@@ -246,11 +248,12 @@ def _completion(turn: Turn, number: int, payload: dict[str, Any]) -> dict[str, A
     }
 
 
-def _without_nulls(value: object) -> object:
+def without_nulls(value: object) -> object:
+    """Return the value without fields that are null, at any depth."""
     if isinstance(value, dict):
-        return {key: _without_nulls(field) for key, field in value.items() if field is not None}
+        return {key: without_nulls(field) for key, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 
