@@ -6,10 +6,10 @@ A sample without a reward is dropped here by an exception, where the example's c
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from orchestrator.entry import Call
+from orchestrator.entry import Call, answer
+from orchestrator.entry.call import DEFAULT_CONFIGS
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _GENERATION = {
@@ -54,21 +54,15 @@ class RolloutWorkflow:
         `extra_kwargs` are AReaL's: `base_url` and `api_key` of the rollout's session. Raises `RolloutDropped` when there
         is no reward, and `asyncio.CancelledError`.
         """
-        from orchestrator.entry import answer
-
         given = data.get("econfig")
         econfig = {**self.econfig, **(given if isinstance(given, dict) else {})}
         record = {**copy.deepcopy(dict(data)), "econfig": econfig}
         found = await answer(record, self._call(econfig, extra_kwargs))
-        if found.reward is None:
-            raise RolloutDropped(found.why)
+        if found is None or found.reward is None:
+            raise RolloutDropped("the program cannot be loaded" if found is None else found.why)
         return float(found.reward)
 
     def _call(self, econfig: dict[str, Any], extra: dict[str, Any]) -> Call:
-        from orchestrator.entry import Call
-        from orchestrator.entry.call import DEFAULT_CONFIGS
-        from orchestrator.settings import variable
-
         agent_type = str(econfig.get("agent_type") or "swe").strip().lower()
         given = {_GENERATION[name]: value for name, value in self.gen_args.items() if name in _GENERATION}
         given |= {_LIMITS[name]: econfig[name] for name in _LIMITS if econfig.get(name) is not None}
@@ -77,7 +71,7 @@ class RolloutWorkflow:
             config=econfig.get("agent_config")
             or econfig.get(f"{agent_type}_agent_config")
             or DEFAULT_CONFIGS.get(agent_type, agent_type),
-            result_dir=variable("LOG_DIR", "./logs"),
+            result_dir=None,
             api_key=extra.get("api_key") or "",
             base_url=extra.get("base_url"),
             model=econfig.get("llm_model") or None,

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from orchestrator import assembly, errors, provenance, rollout, settings
 from orchestrator.agents.base import Endpoint
 from orchestrator.entry import episode, shared, trainer
-from orchestrator.entry.call import identity_of, say_once, task_of
+from orchestrator.entry.request import identity, identity_of, say_once, settings_of, task_of
 from orchestrator.entry.watch import PreflightFailed
 from orchestrator.rollout import Request
 from orchestrator.states import TERMINAL
@@ -48,15 +48,6 @@ class Answer:
     rollout_id: str | None = None
 
 
-async def run_record(data: object, call: Call) -> tuple[float | None, dict[str, Any]]:
-    """Run one record to its reward; `(None, stats)` means that there is none and the sample must be dropped.
-
-    Only `asyncio.CancelledError` is raised, after the rollout's end has been written down. `data` is never changed.
-    """
-    found = await answer(data, call)
-    return found.reward, found.stats
-
-
 async def answer(data: object, call: Call) -> Answer:
     """Run one record; raises only `asyncio.CancelledError`."""
     watch = shared.of_this_loop().watch
@@ -65,7 +56,7 @@ async def answer(data: object, call: Call) -> Answer:
         if not isinstance(data, Mapping):
             raise errors.RecordRefused(f"a record is a mapping, not {type(data).__name__}")
         record = copy.deepcopy(dict(data))
-        chosen = call.settings(record)
+        chosen = settings_of(call, record)
         found = await _answered(record, call, chosen)
     except PreflightFailed as e:
         found = Answer(reward=None, why=f"{e} ({e.hint})" if e.hint else str(e))
@@ -88,11 +79,6 @@ async def answer(data: object, call: Call) -> Answer:
     return found
 
 
-async def close() -> None:
-    """Let go of what this event loop holds open; the next call opens it anew."""
-    await shared.close()
-
-
 async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Answer:
     task = await asyncio.to_thread(task_of, record)
     opened = await shared.opened(_database_url())
@@ -113,7 +99,7 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
             for name, value in (("task_id", place.task_id), ("is_eval", int(place.is_eval)))
             if value is not None
         },
-        key=call.identity(record) or runtime.new_id(),
+        key=identity(call, record) or runtime.new_id(),
     )
     ((rollout_id, is_new),) = await rollout.submit(runtime, [request])
     endpoint = Endpoint(
@@ -137,7 +123,7 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
     else:
         watch.dropped(ending.failure_class, f"rollout {rollout_id}: {ending.message}")
     if chosen.training.episode_logs:
-        opened.do_later(_logs(runtime, rollout_id, call.result_dir))
+        opened.do_later(_logs(runtime, rollout_id, call.result_dir or settings.variable("LOG_DIR", "./logs")))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from aweagent.runner import run_agent_return_reward
 from orchestrator import entry
-from orchestrator.entry import call as call_of
+from orchestrator.entry import request
 from orchestrator.testing.model_server import ScriptedModel
 from orchestrator.testing.replay import parse_replay
 from tests.integration.areal.conftest import KEY
@@ -62,9 +62,9 @@ async def test_a_placeholder_key_identifies_nobody(call: Caller, record: dict[st
 
 
 def test_the_key_of_the_process_identifies_nobody():
-    assert call_of.identity_of("shared", {"OPENAI_API_KEY": "shared"}) is None
-    assert call_of.identity_of("own", {"OPENAI_API_KEY": "shared"}) is not None
-    assert "own" not in str(call_of.identity_of("own", {}))
+    assert request.identity_of("shared", {"OPENAI_API_KEY": "shared"}) is None
+    assert request.identity_of("own", {"OPENAI_API_KEY": "shared"}) is not None
+    assert "own" not in str(request.identity_of("own", {}))
 
 
 async def test_a_dead_endpoint_gives_no_reward_and_never_zero(call: Caller, record: dict[str, Any]):

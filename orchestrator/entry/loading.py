@@ -1,0 +1,29 @@
+"""Loads all modules of a rollout at once, so that none is loaded in the middle of one, from files changed meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_ALWAYS = (
+    "orchestrator.entry.run",
+    "orchestrator.grading.pipeline",
+    "orchestrator.grading.validate",
+    "orchestrator.sandbox.registry",
+    "orchestrator.sandbox.local",
+    "orchestrator.tasks.dialects",
+    "orchestrator.tasks.swebench_rows",
+)
+_OF_AGENT = {"swe": ("orchestrator.agents.swe.loop",)}
+
+
+@cache
+def load(agent_type: str) -> ModuleType:
+    """Import everything that a rollout of this kind of agent needs, blocking; return the module that runs calls."""
+    for name in (*_ALWAYS, *_OF_AGENT.get(agent_type, ())):
+        importlib.import_module(name)
+    return importlib.import_module(_ALWAYS[0])
