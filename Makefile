@@ -23,6 +23,7 @@ lint: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python bench/store.py $(BENCH_ARGS)
 	$(BIN)/python bench/resume.py $(BENCH_ARGS)
+	$(BIN)/python bench/areal.py $(BENCH_ARGS)
 
 # The strongest sandbox isolation comes from bubblewrap; never fatal, because there are weaker ones.
 sandbox-tools:

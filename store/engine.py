@@ -109,19 +109,26 @@ def _pragma(connection: sqlite3.Connection, name: str, value: str | int) -> None
         )
 
 
+def readers(url: sa.URL) -> int:
+    """Return how many connections read at a time: one to PostgreSQL, which counts them, a few to a file."""
+    return 4 if url.get_backend_name() == "sqlite" else 1
+
+
 def read_engine(url: sa.URL) -> AsyncEngine:
-    """Return an async engine that cannot write."""
+    """Return an async engine of `readers` connections that cannot write."""
     if url.get_backend_name() != "sqlite":
         return create_async_engine(
             plain(url),
-            pool_size=1,
+            pool_size=readers(url),
             max_overflow=0,
-            pool_timeout=BUSY_MS / 1000,
             connect_args=postgresql_arguments(url),
             execution_options={"postgresql_readonly": True},
         )
     engine = create_async_engine(
-        url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": BUSY_MS / 1000}
+        url.set(drivername="sqlite+aiosqlite"),
+        pool_size=readers(url),
+        max_overflow=0,
+        connect_args={"timeout": BUSY_MS / 1000},
     )
 
     @event.listens_for(engine.sync_engine, "connect")

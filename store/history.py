@@ -45,7 +45,8 @@ class History:
         self._url = url
         self._outage_s = outage_s
         self._dialect = Dialect.of(url)
-        self._engines: dict[asyncio.AbstractEventLoop, AsyncEngine] = {}
+        self._engines: dict[asyncio.AbstractEventLoop, tuple[AsyncEngine, asyncio.Semaphore]] = {}
+        """Event loop -> its connections, and the queue for them, which is fair and has no limit of time."""
 
     @classmethod
     def of(cls, url: str) -> History:
@@ -59,7 +60,7 @@ class History:
         """Let go of the connections of this event loop, and of loops that are closed."""
         here = asyncio.get_running_loop()
         for loop in [loop for loop in self._engines if loop is here or loop.is_closed()]:
-            await self._engines.pop(loop).dispose(close=loop is here)
+            await self._engines.pop(loop)[0].dispose(close=loop is here)
 
     async def _all(self, query: sa.Select[Any]) -> list[Record]:
         async def rows_of(connection: AsyncConnection) -> list[Record]:
@@ -71,11 +72,12 @@ class History:
         """Read with a connection; connections belong to the event loop that made them."""
         loop = asyncio.get_running_loop()
         if loop not in self._engines:
-            self._engines[loop] = engine.read_engine(self._url)
+            self._engines[loop] = engine.read_engine(self._url), asyncio.Semaphore(engine.readers(self._url))
         started = loop.time()
         while True:
+            connections, places = self._engines[loop]
             try:
-                async with self._engines[loop].connect() as connection:
+                async with places, connections.connect() as connection:
                     return await work(connection)
             except sa.exc.DBAPIError as e:
                 if not is_trouble(e):

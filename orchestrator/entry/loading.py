@@ -18,7 +18,7 @@ _ALWAYS = (
     "orchestrator.tasks.dialects",
     "orchestrator.tasks.swebench_rows",
 )
-_OF_AGENT = {"swe": ("orchestrator.agents.swe.loop",)}
+_OF_AGENT = {"swe": ("orchestrator.agents.swe.loop", "openai.resources.chat.completions")}
 
 
 @cache
