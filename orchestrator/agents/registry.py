@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from orchestrator import errors
@@ -18,6 +19,13 @@ _CONTINUE = frozenset({"swe"})
 def continues(name: str) -> bool:
     """Say whether this kind of agent can go on after the steps that an earlier worker recorded."""
     return name in _CONTINUE
+
+
+def warm(name: str) -> None:
+    """Load, blocking, what this kind of agent would load in the middle of its first run."""
+    if name == "swe":
+        importlib.import_module("orchestrator.agents.swe.loop")
+        importlib.import_module("orchestrator.agents.swe.model").warm()
 
 
 def make(name: str, llm: LlmSettings) -> Agent:

@@ -1,4 +1,7 @@
-"""`rollouts doctor`: can this machine run rollouts with these settings? Looks and asks; whatever it makes it removes."""
+"""`rollouts doctor`: can this machine run rollouts with these settings? Looks and asks; whatever it makes it removes.
+
+Only `--training` leaves something behind: the database that a trainer's calls use.
+"""
 
 from __future__ import annotations
 
@@ -73,11 +76,23 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training",
+            help="Check what a worker of AReaL needs; opens the database of its calls, and makes it where it is missing.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check what rollouts need on this machine; exit code 1 when something is missing or does not work."""
+    if training and db:
+        raise errors.UsageError(
+            "a trainer's calls know no --db", hint="name their database in ROLLOUTS_DATABASE_URL"
+        )
     logging.getLogger("orchestrator.sandbox").setLevel(logging.ERROR)  # its warnings are findings here
-    findings = [*_versions(), *_database(db), *_folders(), *run_async(_asked(base_url)), *_programs()]
+    looked = () if training else _database(db)
+    findings = [*_versions(), *looked, *_folders(), *run_async(_asked(base_url, training)), *_programs()]
     rows = [asdict(finding) for finding in findings]
     render.emit(
         rows, [render.Column(name) for name in rows[0]], render.form_of(as_json=as_json, as_csv=False)
@@ -207,9 +222,16 @@ def _folders() -> Iterator[Finding]:
     )
 
 
-async def _asked(base_url: str | None) -> list[Finding]:
+async def _asked(base_url: str | None, training: bool) -> list[Finding]:
     """Make the checks that wait for programs and servers, all at once."""
-    groups = await asyncio.gather(_isolation(), _model(base_url), _aenv())
+    checks = [_isolation(), _aenv()]
+    if base_url or not training:  # a trainer names the endpoint with each call
+        checks.insert(1, _model(base_url))
+    if training:
+        from orchestrator.cli import doctor_training
+
+        checks.insert(0, doctor_training.checks())
+    groups = await asyncio.gather(*checks)
     return [finding for group in groups for finding in group]
 
 

@@ -17,13 +17,17 @@ _ALWAYS = (
     "orchestrator.sandbox.local",
     "orchestrator.tasks.dialects",
     "orchestrator.tasks.swebench_rows",
+    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "aiosqlite",
 )
-_OF_AGENT = {"swe": ("orchestrator.agents.swe.loop", "openai.resources.chat.completions")}
 
 
 @cache
 def load(agent_type: str) -> ModuleType:
     """Import everything that a rollout of this kind of agent needs, blocking; return the module that runs calls."""
-    for name in (*_ALWAYS, *_OF_AGENT.get(agent_type, ())):
+    from orchestrator.agents import registry
+
+    for name in _ALWAYS:
         importlib.import_module(name)
+    registry.warm(agent_type)
     return importlib.import_module(_ALWAYS[0])

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import socket
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import openai
+from pydantic import SecretStr
 
 from orchestrator import errors
-from orchestrator.agents.base import LlmCall
+from orchestrator.agents.base import Endpoint, LlmCall
 from orchestrator.agents.swe import reply, trouble
 from orchestrator.agents.swe.bounded import AnswerTooLarge, BoundedClient
 from orchestrator.agents.swe.trouble import Kind, Trouble
+from orchestrator.settings import LlmSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from orchestrator.agents.base import Endpoint, Message
-    from orchestrator.settings import LlmSettings
+    from orchestrator.agents.base import Message
 
 _CONNECT_TIMEOUT_S = 30.0
 
@@ -194,6 +198,20 @@ async def connect(
         yield Model(
             client=client, endpoint=endpoint, llm=llm, monotonic=monotonic, sleep=sleep, jitter=jitter
         )
+
+
+def warm() -> None:
+    """Load, blocking, all that the first request would load on somebody's event loop: by a request that is refused."""
+
+    async def ask(port: int) -> None:
+        nobody = Endpoint(base_url=f"http://127.0.0.1:{port}", model="none", api_key=SecretStr("none"))
+        async with connect(nobody, LlmSettings(), time.monotonic) as model:
+            with contextlib.suppress(openai.APIConnectionError):
+                await model.client.chat.completions.create(model="none", messages=[])
+
+    with socket.socket() as closed:  # bound and not listening: whoever connects is refused
+        closed.bind(("127.0.0.1", 0))
+        asyncio.run(ask(closed.getsockname()[1]))
 
 
 def _check(base_url: str, key: str) -> None:
