@@ -29,6 +29,6 @@ async def run_agent_return_reward(data: object) -> tuple[float | None, dict[str,
         override_api_key=record.get("override_api_key") or variable("OPENAI_API_KEY"),
         override_base_url=record.get("override_base_url"),
         override_llm_model=econfig.get("llm_model") or None,
-        override_opencode_provider=econfig.get("opencode_provider") or variable("OPENCODE_PROVIDER") or None,
-        override_codex_provider=econfig.get("codex_provider") or variable("CODEX_PROVIDER") or None,
+        override_opencode_provider=econfig.get("opencode_provider") or None,
+        override_codex_provider=econfig.get("codex_provider") or None,
     )

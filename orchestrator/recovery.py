@@ -181,15 +181,22 @@ async def heal(runtime: Runtime) -> None:
     """
     store = runtime.store
     try:
-        freed = await store.take_from_dead()
+        await store.take_from_dead()
         await store.give_up_abandoned(custody.owner_of)
-        for rollout_id in freed:
-            row = await store.history.rollout(rollout_id)
-            if row is not None and row["endpoint_kind"] == "session":
-                await rollout.run(runtime, rollout_id)
+        for row in await store.history.unfinished():
+            if row["endpoint_kind"] == "session" and not row["held"] and await _is_orphan(store, row):
+                await rollout.run(runtime, row["id"])
         await _release_due(store, runtime.provider, {})
     except (errors.RolloutsError, store_errors.StoreError) as e:
         logger.warning("what dead workers left is not settled yet: %s", e)
+
+
+async def _is_orphan(store: Store, row: Record) -> bool:
+    """Say whether everybody is gone who could work on a rollout: who worked on it last, else who submitted it."""
+    attempts = await store.history.of_rollout("attempts", row["id"])
+    submitter = row["input"].get("origin", {}).get("worker")
+    last = attempts[-1]["worker_id"] if attempts else submitter
+    return last is not None and not await store.may_live(last)
 
 
 async def keep_releasing(store: Store, provider: SandboxProvider, *, every_s: float = 30.0) -> None:

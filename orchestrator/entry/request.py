@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors, settings
+from orchestrator.agents import registry
 from orchestrator.entry.call import DEFAULT_CONFIGS
 
 if TYPE_CHECKING:
@@ -37,17 +38,29 @@ def say_once(text: str) -> None:
         logger.warning("%s", text)
 
 
+def refuse_absent_agent(agent_type: str) -> None:
+    """Raise `errors.ConfigError` for an agent that has a name and a configuration, but no program yet."""
+    if agent_type not in registry.AGENT_NAMES:
+        raise errors.ConfigError(
+            f"the agent {agent_type} is not part of this version",
+            hint=f"it has: {', '.join(registry.AGENT_NAMES)}",
+        )
+
+
 def settings_of(call: Call, record: Mapping[str, Any]) -> Settings:
     """Return the effective settings of a call; raises `errors.ConfigError`."""
     econfig = record.get("econfig")
     econfig = econfig if isinstance(econfig, dict) else {}
-    provider = getattr(call, _PROVIDERS[call.agent_type]) if call.agent_type in _PROVIDERS else None
+    provider = None
+    if call.agent_type in _PROVIDERS:
+        name = _PROVIDERS[call.agent_type]
+        provider = getattr(call, name) or settings.variable(name.upper()) or None
     loaded = settings.load(
         _config_for(call.agent_type, call.config),
         arguments={
             "agent.type": call.agent_type,
             "agent.provider": provider,
-            "llm.base_url": call.base_url,
+            "llm.base_url": call.base_url or record.get("override_base_url"),
             "llm.model": call.model,
             **call.arguments,
         },
@@ -63,7 +76,7 @@ def identity(call: Call, record: Mapping[str, Any]) -> str | None:
     own = call.rollout_key or record.get("rollout_key")
     if own:
         return _digest(f"rollout_key {own}")
-    found = identity_of(call.api_key)
+    found = identity_of(key_of(call, record))
     if found is None:
         say_once(
             "calls come with a key that is not their own, so each is a rollout of its own and none can be asked for"
@@ -110,6 +123,11 @@ def _inside(loaded: Settings, outer_s: object) -> Settings:
             f" instead of limits.grade_s {limits.grade_s:g}; raise econfig.timeout"
         )
     return loaded.model_copy(update={"limits": limits.model_copy(update=changed)})
+
+
+def key_of(call: Call, record: Mapping[str, Any]) -> str:
+    """Return the API key of a call: the caller's word, else the record's."""
+    return call.api_key or str(record.get("override_api_key") or "")
 
 
 def identity_of(api_key: str, environ: Mapping[str, str] | None = None) -> str | None:

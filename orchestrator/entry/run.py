@@ -18,7 +18,15 @@ from pydantic import SecretStr
 from orchestrator import assembly, errors, provenance, rollout, settings
 from orchestrator.agents.base import Endpoint
 from orchestrator.entry import episode, shared, trainer
-from orchestrator.entry.request import identity, identity_of, say_once, settings_of, task_of
+from orchestrator.entry.request import (
+    identity,
+    identity_of,
+    key_of,
+    refuse_absent_agent,
+    say_once,
+    settings_of,
+    task_of,
+)
 from orchestrator.entry.watch import PreflightFailed
 from orchestrator.rollout import Request
 from orchestrator.states import TERMINAL
@@ -57,6 +65,7 @@ async def answer(data: object, call: Call) -> Answer:
             raise errors.RecordRefused(f"a record is a mapping, not {type(data).__name__}")
         record = copy.deepcopy(dict(data))
         chosen = settings_of(call, record)
+        refuse_absent_agent(chosen.agent.type)
         found = await _answered(record, call, chosen)
     except PreflightFailed as e:
         found = Answer(reward=None, why=f"{e} ({e.hint})" if e.hint else str(e))
@@ -91,9 +100,9 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
         sample=place.sample or 0,
         group=None if place.task_id is None else f"{opened.run_id}/{place.task_id}",
         endpoint_kind="session",
-        session_ref=identity_of(call.api_key),
+        session_ref=identity_of(key_of(call, record)),
         policy_version=place.policy_version,
-        origin={"user": getpass.getuser()}
+        origin={"user": getpass.getuser(), "worker": runtime.store.worker.worker_id}
         | {
             name: str(value)
             for name, value in (("task_id", place.task_id), ("is_eval", int(place.is_eval)))
@@ -101,9 +110,16 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
         },
         key=identity(call, record) or runtime.new_id(),
     )
-    ((rollout_id, is_new),) = await rollout.submit(runtime, [request])
+    submitting = asyncio.ensure_future(rollout.submit(runtime, [request]))
+    try:
+        ((rollout_id, is_new),) = await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        opened.do_later(_withdrawn(runtime, submitting))
+        raise
     endpoint = Endpoint(
-        base_url=chosen.llm.base_url or "", model=chosen.llm.model, api_key=SecretStr(call.api_key or "EMPTY")
+        base_url=chosen.llm.base_url or "",
+        model=chosen.llm.model,
+        api_key=SecretStr(key_of(call, record) or "EMPTY"),
     )
     handed = rollout.Handover(runtime, rollout_id, request)
     try:
@@ -138,6 +154,12 @@ def _of(ending: Ending) -> Answer:
         + f"; see `rollouts show {ending.rollout_id}`",
         rollout_id=ending.rollout_id,
     )
+
+
+async def _withdrawn(runtime: Runtime, submitting: asyncio.Future[list[tuple[str, bool]]]) -> None:
+    for rollout_id, is_new in await submitting:
+        if is_new:
+            await rollout.withdraw(runtime, rollout_id)
 
 
 async def _logs(runtime: Runtime, rollout_id: str, log_dir: str) -> None:

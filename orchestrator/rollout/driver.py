@@ -84,6 +84,14 @@ async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
         await _later(runtime, walk.let_go())
 
 
+async def withdraw(runtime: Runtime, rollout_id: str) -> None:
+    """End a rollout whose caller cancelled before its walk began."""
+    for lease in await runtime.store.claim(limit=1, ids=[rollout_id]):
+        await _settle(
+            await Walk.load(runtime, lease), errors.RolloutCancelled("the caller cancelled the rollout")
+        )
+
+
 async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) -> Ending:
     try:
         await work

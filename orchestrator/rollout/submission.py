@@ -29,7 +29,8 @@ class Request:
     endpoint_kind: Literal["stateless", "session"] = "stateless"
     """`session`: the model answers only for the caller that is here, and its key is kept in memory only."""
     origin: dict[str, str] = field(default_factory=dict)
-    """Where it was asked for, for whoever resumes it: `user`, `replay` (a file), `key` (a variable that was set)."""
+    """Where it was asked for, for whoever resumes it: `user`, `replay` (a file), `key` (a variable that was set),
+    `worker` (the process of a session's caller)."""
     group: str | None = None
     """Samples that a trainer compares with each other; default: those of one task in a run."""
     session_ref: str | None = None

@@ -41,10 +41,12 @@ async def settle(walk: Walk) -> Left | None:
 
     Raises `errors.WorkerLost` when too many workers died on it, or when its caller's session cannot be continued.
     """
-    if walk.lease.previous is None or walk.state is State.GRADED:
-        return None  # nothing was left, or the release that comes now finds all of it
-    _refuse_poison(walk)
+    if walk.state is State.GRADED:
+        return None  # the release that comes now finds all that was left
     await _refuse_lost_session(walk)
+    if walk.lease.previous is None:
+        return None
+    _refuse_poison(walk)
     left = None
     if walk.state in _BEFORE_THE_PATCH:
         left = await _usable(walk)

@@ -68,9 +68,11 @@ def _try(mountpoint: Path, group: str, controller: str) -> Hierarchy | None:
     if group != "/" and not _is_delegated(parent):
         return None
     _sweep_probes(parent)
-    probe = parent / f"{_PREFIX}{_PROBE}{os.getpid()}"
+    probe = (
+        parent / f"{_PREFIX}{_PROBE}{os.getpid()}-{os.urandom(4).hex()}"
+    )  # threads may look at the same time
     try:
-        probe.mkdir(exist_ok=True)
+        probe.mkdir()
     except OSError:
         return None
     try:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "aweagent" / "configs"
 
+_UNSET = "none"
+"""What AReaL's proxy code puts into variables that nobody set."""
 ENVIRONMENT: Mapping[str, tuple[str, str]] = {
     "LLM_MODEL": ("llm", "model"),
     "OPENAI_BASE_URL": ("llm", "base_url"),
@@ -53,7 +55,7 @@ def load(
     tree = _read_yaml(config, seen=())
     variables = os.environ if environ is None else environ
     for name, (section, key) in ENVIRONMENT.items():
-        if variables.get(name):
+        if variables.get(name) and variables[name] != _UNSET:
             _section(tree, section, name)[key] = variables[name]
     for name, (section, key) in ECONFIG.items():
         if econfig is not None and econfig.get(name) not in (None, ""):

@@ -141,3 +141,31 @@ def test_clean_up_opens_the_store_of_the_calls_and_warns_where_log_dir_had_to_de
     assert settings.maintenance_database_url(environ) == (own, "")
     named = {**environ, "ROLLOUTS_DATABASE_URL": "sqlite:////named.db"}
     assert settings.maintenance_database_url(named) == ("sqlite:////named.db", "")
+
+
+def test_the_record_names_endpoint_and_key_where_the_call_does_not():
+    record = {"override_base_url": "http://record:1", "override_api_key": "of-record"}
+    assert settings_of(call(base_url=None), record).llm.base_url == "http://record:1"
+    assert settings_of(call(), record).llm.base_url == URL
+    assert module.key_of(call(api_key=""), record) == "of-record"
+    assert module.key_of(call(), record) == "own"
+    assert module.identity(call(api_key=""), record) == module.identity_of("of-record", {})
+
+
+def test_what_areal_puts_into_unset_variables_is_no_endpoint(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "none")
+    with pytest.raises(errors.ConfigError, match="no model endpoint"):
+        settings_of(call(base_url=None), {})
+
+
+def test_the_environment_names_a_provider_that_the_call_does_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CODEX_PROVIDER", "of-environment")
+    codex = {"agent_type": "codex", "config": "eval_codex"}
+    assert settings_of(call(**codex), {}).agent.provider == "of-environment"
+    assert settings_of(call(**codex, codex_provider="own"), {}).agent.provider == "own"
+
+
+def test_an_agent_without_a_program_is_refused_before_anything_is_made():
+    module.refuse_absent_agent("swe")
+    with pytest.raises(errors.ConfigError, match="not part of this version"):
+        module.refuse_absent_agent("oh")

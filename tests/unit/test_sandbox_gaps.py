@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,20 @@ async def test_a_missing_cap_is_warned_of_once_and_only_where_one_was_asked_for(
     assert [r.getMessage() for r in caplog.records] == [
         f"sandboxes on this machine: {gap}" for gap in expected
     ]
+
+
+def test_many_threads_may_look_for_hierarchies_at_once_and_find_the_same(tmp_path):
+    controllers = tmp_path / "cgroup" / "pids"
+    controllers.mkdir(parents=True)
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "cgroup").write_text("4:pids:/\n")
+    (proc / "mountinfo").write_text(f"1 1 0:1 / {controllers} rw - cgroup cgroup rw,pids\n")
+
+    def look(_number: int) -> tuple[cgroups.Hierarchy, ...]:
+        return cgroups.find_hierarchies(proc)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(look, range(400)))  # a folder that one makes and another removes raises here
+    assert set(found) == {()}, "a plain folder has no files of a controller"
+    assert list(controllers.iterdir()) == []

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cli.conftest import ROOT
 from tests.integration.cli.test_cli_run import endpoint, slow
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ async def test_a_trainers_rollout_ends_as_worker_lost_without_a_reward_when_its_
         base_url = server.base_url("any", 0)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", CALL, record, base_url, "session-key-1", cwd=command.folder,
-            env={**command.environment(), "PYTHONPATH": str(ROOT)}, stderr=asyncio.subprocess.PIPE,
+            env={**command.environment(), "ROLLOUTS_DATABASE_URL": f"sqlite:///{command.database}"}, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         await server.wait_for(lambda s: len(s.requests) == 1)
         process.kill()
