@@ -90,7 +90,7 @@ class Worker:
         *,
         on_cancel: Literal["interrupt", "fail"] = "interrupt",
         serves_sessions: bool = True,
-        in_background: Callable[[Coroutine[Any, Any, Any]], None] | None = None,
+        in_background: Callable[[Coroutine[Any, Any, Any]], object] | None = None,
         on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None,
     ) -> Runtime:
         """Return a runtime with this machine's clock, ids and randomness."""

@@ -9,6 +9,7 @@ import asyncio
 import copy
 import getpass
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,8 @@ from orchestrator.rollout import Request
 from orchestrator.states import TERMINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from orchestrator.entry.call import Call
+    from orchestrator.entry.shared import Shared
     from orchestrator.rollout import Ending, Runtime
     from orchestrator.settings import Settings
 
@@ -89,6 +89,7 @@ async def answer(data: object, call: Call) -> Answer:
 
 
 async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Answer:
+    began_s = time.monotonic()
     task = await asyncio.to_thread(task_of, record)
     opened = await shared.opened(_database_url())
     runtime = await opened.runtime(chosen)
@@ -109,6 +110,7 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
             if value is not None
         },
         key=identity(call, record) or runtime.new_id(),
+        waited_s=time.monotonic() - began_s,
     )
     submitting = asyncio.ensure_future(rollout.submit(runtime, [request]))
     try:
@@ -129,7 +131,8 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
         else:
             ending = await opened.walk(runtime, rollout_id, endpoint)
     except asyncio.CancelledError:
-        await _bounded(handed.note(exception="CancelledError"))
+        ended = opened.do_later(_cancelled(opened, rollout_id, handed))
+        await asyncio.wait([ended], timeout=_RECORDED_S)
         raise
     found = _of(ending)
     await handed.note(found.reward)
@@ -168,13 +171,9 @@ async def _logs(runtime: Runtime, rollout_id: str, log_dir: str) -> None:
         await episode.write(found, rollout_id, log_dir)
 
 
-async def _bounded(write: Coroutine[Any, Any, None]) -> None:
-    """Write down that a cancelled caller got nothing, for as long as a caller may be held up by that."""
-    writing = asyncio.create_task(write)
-    try:
-        await asyncio.wait([writing], timeout=_RECORDED_S)
-    finally:
-        writing.add_done_callback(lambda task: task.cancelled() or task.exception())
+async def _cancelled(opened: Shared, rollout_id: str, handed: rollout.Handover) -> None:
+    await opened.stopped(rollout_id)
+    await handed.note(exception="CancelledError")
 
 
 def _database_url() -> str:

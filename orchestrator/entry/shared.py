@@ -89,17 +89,18 @@ class Shared:
         await recovery.heal(runtime)
         await recovery.keep_releasing(self.worker.store, provider)
 
-    def do_later(self, work: Coroutine[Any, Any, Any]) -> None:
+    def do_later(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
         """Do work beside the calls; its failures are logged, and `close` waits for it."""
         task = asyncio.create_task(_logged(work))
         self.background.add(task)
         task.add_done_callback(self.background.discard)
+        return task
 
     async def walk(self, runtime: Runtime, rollout_id: str, endpoint: Endpoint) -> Ending:
         """Walk a rollout, or wait for whoever walks it already, and return how it ended.
 
         A release that takes long goes on without its callers. Cancelling the last call that waits in this process stops
-        the walk and waits until that is written down.
+        the walk; `stopped` waits until that is written down.
         """
         found = self.walks.get(rollout_id)
         if found is None:
@@ -115,12 +116,17 @@ class Shared:
                 found.task.result() if found.task.done() else await rollout.answer(runtime.store, rollout_id)
             )
         except asyncio.CancelledError:
-            if found.waiting == 1 and not found.task.done():
+            if found.waiting == 1:
                 found.task.cancel()
-                await asyncio.wait([found.task])
             raise
         finally:
             found.waiting -= 1
+
+    async def stopped(self, rollout_id: str) -> None:
+        """Return when nobody here walks the rollout, or when others still wait for it."""
+        found = self.walks.get(rollout_id)
+        if found is not None and not found.waiting:
+            await asyncio.wait([found.task])
 
     def _moved(self, rollout_id: str, state: State) -> None:
         found = self.walks.get(rollout_id)

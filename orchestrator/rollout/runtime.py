@@ -37,7 +37,7 @@ class Runtime:
     """When the caller cancels: give the attempt back for a later resume, or end the rollout as cancelled."""
     serves_sessions: bool = True
     """Session-bound rollouts are walked for their own callers, who are here; else they can only be ended."""
-    in_background: Callable[[Coroutine[Any, Any, Any]], None] | None = None
+    in_background: Callable[[Coroutine[Any, Any, Any]], object] | None = None
     """Takes over the clean-up after a walk, so that its caller need not wait; None: the walk waits for it."""
     on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None
     """Told after every durable state change; for progress displays."""

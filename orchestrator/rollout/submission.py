@@ -36,6 +36,8 @@ class Request:
     session_ref: str | None = None
     """sha256 of the caller's key."""
     policy_version: str | None = None
+    waited_s: float = 0.0
+    """How long its caller has waited already: the deadline counts from the call."""
     key: str | None = None
     """The caller's own identity for this rollout; default: run, task, sample and retry."""
 
@@ -61,7 +63,7 @@ def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
         group_id=request.group or f"{request.run_id}/{task.instance_id}",
         session_ref=request.session_ref,
         policy_version=request.policy_version,
-        deadline_ms=None if settings.limits.deadline_s is None else round(settings.limits.deadline_s * 1000),
+        deadline_ms=_deadline_ms(request),
         sample=request.sample,
         retry_no=request.retry_no,
         parent_id=request.parent_id,
@@ -82,3 +84,8 @@ def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
         fsm_version=states.FSM_VERSION,
         outcome_table=errors.OUTCOME_TABLE_VERSION,
     )
+
+
+def _deadline_ms(request: Request) -> int | None:
+    deadline_s = request.settings.limits.deadline_s
+    return None if deadline_s is None else round((deadline_s - request.waited_s) * 1000)

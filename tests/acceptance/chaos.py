@@ -127,10 +127,10 @@ class Chaos:
         self._address = address
         self._model = model
         self._chance = random.Random(plan.seed)
-        self._over: set[str] = set()
         self._claims: dict[str, int] = {}
         self._claimed = asyncio.Condition()
         self._finishing = asyncio.Lock()
+        self._submitting = asyncio.Lock()
         self._done = False
         self._tried: Counter[tuple[str, str]] = Counter()
         self._pauses = plan.pauses
@@ -158,7 +158,12 @@ class Chaos:
 
     async def _top_up(self) -> None:
         """Submit rollouts so that there is always more to do than there are workers."""
-        waiting = self.submitted - len(self._over)
+        async with self._submitting:
+            await self._submit_missing()
+
+    async def _submit_missing(self) -> None:
+        # The store knows what is over: a worker that is killed says nothing of the rollout that it just ended.
+        waiting = len(await self._runtime.store.history.unfinished())
         wanted = self.plan.workers + 2 - waiting if self.killing else 0
         if wanted <= 0:
             return
@@ -174,6 +179,7 @@ class Chaos:
 
     async def _keep_a_worker(self) -> None:
         while not self._done:
+            await self._top_up()
             victim = self._start()
             while (word := await victim.words.get()) is not None:
                 await self._hear(victim, word)
@@ -224,10 +230,8 @@ class Chaos:
                 self.seen.acks.append(ack)
             case ["passed", point, state]:
                 self.seen.passed[point, state] += 1
-            case ["over", rollout_id, state, *_]:
+            case ["over", *_]:
                 victim.rollout = None
-                if state in ("released", "failed"):
-                    self._over.add(rollout_id)
                 await self._top_up()
             case ["broke", text]:
                 self.seen.broken.append(text)

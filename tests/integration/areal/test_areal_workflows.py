@@ -135,7 +135,8 @@ async def test_the_deadline_lies_inside_the_callers_and_what_was_reached_by_then
     reward = await workflow(timeout=12.0).run(record, base_url=proxy.base_url, api_key=proxy.session("any"))
     assert reward == 1.0
     assert query("select exit_reason from patches") == [("wall_time",)]
-    assert query("select deadline_at - created_at from rollouts") == [(11_000,)]
+    ((left_ms,),) = query("select deadline_at - created_at from rollouts")
+    assert 0 < left_ms <= 11_000, "counted from the call"
 
 
 @pytest.mark.parametrize(("on_timeout", "reward", "masked"), [("zero", 0.0, 0), ("drop", None, 1)])
