@@ -13,6 +13,7 @@ import pytest
 
 from aweagent.lifecycle import run_agent_with_reward
 from orchestrator import entry
+from orchestrator.entry import request as entry_request
 from orchestrator.testing.areal_double import SWEWorkflowDouble, areal_modules
 from orchestrator.testing.replay import load_replay, parse_replay
 from tests.integration.areal.conftest import EXAMPLES
@@ -185,8 +186,13 @@ async def test_the_callers_timeout_is_a_rejection_and_everything_is_given_back(
 
 
 async def test_another_kind_of_agent_is_never_a_silent_run_of_this_one(
-    workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any, caplog: pytest.LogCaptureFixture
+    workflow: Any,
+    record: dict[str, Any],
+    proxy: FakeProxy,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(entry_request, "_said", set())
     own = workflow(agent_type="oh", agent_config=None, swe_agent_config="1_0_0/min-swe-agent-train-top1")
     key = proxy.session("offline__wordcount-1")
     with pytest.raises(TypeError):  # until there is such an agent
