@@ -13,12 +13,15 @@ async def run_agent_return_reward(data: object) -> tuple[float | None, dict[str,
     `OPENCODE_PROVIDER`, `CODEX_PROVIDER`. The record may carry `override_base_url`, `override_api_key`, `rollout_key` and
     an `econfig`; without the first two, `OPENAI_BASE_URL` and `OPENAI_API_KEY` count.
     """
-    from aweagent.lifecycle import run_agent_with_reward
-    from orchestrator.settings import variable
+    import asyncio
+    from importlib import import_module
 
+    from aweagent.lifecycle import run_agent_with_reward
+
+    environment = await asyncio.to_thread(import_module, "orchestrator.settings")  # beside the event loop
+    variable = environment.variable
     record: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
-    given = record.get("econfig")
-    econfig: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    econfig = _mapping(record.get("econfig"))
     agent_type = str(econfig.get("agent_type") or variable("SWEAgent_AGENT_TYPE", "swe")).strip().lower()
     named = econfig.get("agent_config") or econfig.get(f"{agent_type}_agent_config")
     return await run_agent_with_reward(
@@ -32,3 +35,15 @@ async def run_agent_return_reward(data: object) -> tuple[float | None, dict[str,
         override_opencode_provider=econfig.get("opencode_provider") or None,
         override_codex_provider=econfig.get("codex_provider") or None,
     )
+
+
+def _mapping(econfig: object) -> Mapping[str, Any]:
+    """Return an `econfig` that is a mapping or its JSON; any other is refused by the call itself."""
+    import json
+
+    if isinstance(econfig, str):
+        try:
+            econfig = json.loads(econfig)
+        except ValueError:
+            return {}
+    return econfig if isinstance(econfig, Mapping) else {}

@@ -6,6 +6,7 @@ A sample without a reward is dropped here by an exception, where the example's c
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from orchestrator.entry import Call, answer
@@ -46,7 +47,7 @@ class RolloutWorkflow:
     ) -> None:
         self.econfig = econfig or {}
         self.gen_args = gen_args or {}
-        self.timeout = float(self.econfig.get("timeout", timeout))
+        self.timeout = float(self.econfig.get("timeout") or timeout)
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:  # noqa: ANN401 - AReaL's own
         """Run one record and return its reward.
@@ -55,7 +56,11 @@ class RolloutWorkflow:
         is no reward, and `asyncio.CancelledError`.
         """
         given = data.get("econfig")
-        econfig = {**self.econfig, **(given if isinstance(given, dict) else {})}
+        if isinstance(given, str) and given.strip().startswith("{"):
+            given = json.loads(given)
+        if given and not isinstance(given, dict):
+            raise RolloutDropped(f"{data.get('instance_id', 'unknown')}: its econfig is no mapping")
+        econfig = {**self.econfig, **(given or {})}
         record = {**copy.deepcopy(dict(data)), "econfig": econfig}
         found = await answer(record, self._call(econfig, extra_kwargs))
         if found is None or found.reward is None:

@@ -152,14 +152,27 @@ def provider_named(name: str) -> SandboxProvider:
     return registry.make(chosen, cache_dir=settings.cache_dir())
 
 
+def _present_ref(name: str) -> str | None:
+    """Return the authority that a provider of this machine makes sandboxes under now, None without one."""
+    try:
+        return provider_named(name).ref
+    except (errors.RolloutsError, OSError):
+        return None
+
+
 async def clean(
     url: str, *, dry_run: bool = False, every: bool = False, limit_s: float = 540.0
 ) -> recovery.Cleaned:
     """Sweep an existing database's sandboxes (see `recovery.clean`); raises as `open_existing` does."""
+    from orchestrator.sandbox import registry
+
     store = await open_existing(url)
     try:
         provider_of = cache(provider_named)
-        return await recovery.clean(store, provider_of, dry_run=dry_run, every=every, limit_s=limit_s)
+        also = [(name, ref) for name in registry.PROVIDER_NAMES if (ref := _present_ref(name))]
+        return await recovery.clean(
+            store, provider_of, dry_run=dry_run, every=every, also=also, limit_s=limit_s
+        )
     finally:
         await store.close()
 

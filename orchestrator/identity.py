@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
+import os
 import re
 from uuid import UUID
 
 _KEY = re.compile(r"rw-[0-9a-f]{8}-[0-9a-f]{32}-\d+-\d+")
+
+
+def user() -> str:
+    """Return who runs this process; a container may give it a number that has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
 
 
 def uuid7(epoch_ms: int, random: bytes) -> str:

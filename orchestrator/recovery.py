@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors, identity, rollout
 from orchestrator.rollout import custody
@@ -17,12 +17,13 @@ from orchestrator.steps import graded
 from store import errors as store_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Coroutine
 
     from orchestrator.rollout import Runtime
     from orchestrator.sandbox.base import SandboxProvider
     from store.history import Record
     from store.rollouts import Store
+    from store.rows import Lease
 
     ProviderOf = Callable[[str], SandboxProvider]
 
@@ -65,23 +66,26 @@ async def clean(
     *,
     dry_run: bool = False,
     every: bool = False,
+    also: Collection[tuple[str, str]] = (),
     limit_s: float = 540.0,
 ) -> Cleaned:
     """Release everything whose owner is gone, then remove what the providers list under our keys without an owner.
 
-    `provider_of` maps a provider's name to one that can list and release. With `every`, an authority that does not
+    `provider_of` maps a provider's name to one that can list and release; `also` names authorities (provider, ref) to ask
+    that the store may have forgotten, as one restored from a backup has. With `every`, an authority that does not
     answer counts although no row of it is open. Within `limit_s` seconds, oldest first.
     """
     done = Cleaned()
     loop = asyncio.get_running_loop()
     until = loop.time() + limit_s
-    listed = await _listed(store, provider_of, done, every=every)
+    listed = await _listed(store, provider_of, done, also, every=every)
+    abandoned: set[str] = set()
     if not dry_run:
         await store.take_from_dead()
         await store.give_up_ownerless()
-        await store.give_up_abandoned(custody.owner_of)
+        abandoned = {key for key, _ in await store.give_up_abandoned(custody.owner_of)}
     rows = await store.history.open_sandboxes()
-    ownerless = [row for row in rows if not await _has_owner(store, row)]
+    ownerless = [row for row in rows if row["key"] in abandoned or not await _has_owner(store, row)]
     keys = {row["key"] for row in ownerless}
     done.swept += [_swept(row, "kept", "its owner lives") for row in rows if row["key"] not in keys]
     strays = _strays(listed, {row["key"] for row in rows})
@@ -95,14 +99,23 @@ async def clean(
         async with places:
             return await _released(store, provider_of, row, until - loop.time())
 
+    async def stray(key: str, ref: str) -> list[Swept]:
+        async with places:
+            return await _removed(listed[key, ref], key, ref, until - loop.time())
+
     done.swept += await asyncio.gather(*(one(row) for row in ownerless))
-    for key, ref in strays:
-        done.swept += await _removed(listed[key, ref], key, ref)
+    for swept in await asyncio.gather(*(stray(key, ref) for key, ref in strays)):
+        done.swept += swept
     return done
 
 
 async def _listed(
-    store: Store, provider_of: ProviderOf, done: Cleaned, *, every: bool
+    store: Store,
+    provider_of: ProviderOf,
+    done: Cleaned,
+    also: Collection[tuple[str, str]],
+    *,
+    every: bool,
 ) -> dict[tuple[str, str], SandboxProvider]:
     """Ask every authority for the instances under our keys, before the rows are read: an instance has a row by then.
 
@@ -110,8 +123,10 @@ async def _listed(
     """
     prefix = identity.sandbox_prefix(store.uuid)
     counts = {(row["provider"], row["provider_ref"]) for row in await store.history.open_sandboxes()}
+    known = await store.history.authorities()
     found: dict[tuple[str, str], SandboxProvider] = {}
-    for name, ref in await store.history.authorities():
+
+    async def ask(name: str, ref: str) -> None:
         try:
             provider = provider_of(name)
             async with asyncio.timeout(_LIST_S):
@@ -119,8 +134,10 @@ async def _listed(
                     found[instance.key, ref] = provider
         except (errors.Failure, errors.UsageError, TimeoutError) as e:
             logger.info("%s cannot be listed: %s", ref, e)
-            if every or (name, ref) in counts:
+            if (every and (name, ref) in known) or (name, ref) in counts:
                 done.unknown[ref] = str(e) or type(e).__name__
+
+    await asyncio.gather(*(ask(name, ref) for name, ref in dict.fromkeys([*known, *also])))
     return found
 
 
@@ -139,6 +156,8 @@ async def _has_owner(store: Store, row: Record) -> bool:
 
 
 async def _released(store: Store, provider_of: ProviderOf, row: Record, left_s: float) -> Swept:
+    if row["status"] != "releasing":
+        return _swept(row, "open", "nobody is known to own it; it is given up when its time is over")
     try:
         async with asyncio.timeout(max(left_s, 0.0)):
             gone = await custody.release(store, provider_of(row["provider"]), row)
@@ -146,16 +165,19 @@ async def _released(store: Store, provider_of: ProviderOf, row: Record, left_s: 
         return _swept(row, "open", str(e) or "there was no time left to ask its provider")
     if gone:
         return _swept(row, "removed", row["status"])
-    again = {found["key"]: found for found in await store.history.open_sandboxes()}.get(row["key"])
+    again = await store.history.sandbox(row["key"])
     return _swept(row, "open", (again or row)["last_error"] or "not proven gone")
 
 
-async def _removed(provider: SandboxProvider, key: str, ref: str) -> list[Swept]:
+async def _removed(provider: SandboxProvider, key: str, ref: str, left_s: float) -> list[Swept]:
     """Remove an instance without an open row, unless its owner has done so since it was listed."""
     try:
-        if not await graded.listed(provider, key, ref):
-            return []
-        await graded.release(provider, key, ref)
+        async with asyncio.timeout(max(left_s, 0.0)):
+            if not await graded.listed(provider, key, ref):
+                return []
+            await graded.release(provider, key, ref)
+    except TimeoutError:
+        return [_stray(key, ref, "stray", "there was no time left to ask its provider")]
     except errors.Failure as e:
         return [_stray(key, ref, "stray", str(e))]
     return [_stray(key, ref, "removed", "no open row of the store knew it")]
@@ -176,22 +198,30 @@ async def heal(runtime: Runtime) -> None:
     """Settle what dead workers of this machine left, before this process adds anything.
 
     Their leases end at once. Rollouts whose caller's session died with them are ended; the others, with the sandboxes
-    that they may go on in, wait for whoever resumes them. `runtime` serves no sessions. Its failures are logged: they
-    must not stop the work that this process came for.
+    that they may go on in, wait for whoever resumes them. `runtime` serves no sessions. Nothing is waited for, and every
+    failure is logged: it must not stop the work that this process came for.
     """
     store = runtime.store
     try:
         await store.take_from_dead()
         await store.give_up_abandoned(custody.owner_of)
-        for row in await store.history.unfinished():
-            if row["endpoint_kind"] == "session" and not row["held"] and await _is_orphan(store, row):
-                await rollout.run(runtime, row["id"])
-        await _release_due(store, runtime.provider, {})
-    except (errors.RolloutsError, store_errors.StoreError) as e:
+        rows = await store.history.unfinished()
+    except store_errors.StoreError as e:
         logger.warning("what dead workers left is not settled yet: %s", e)
+        return
+    for row in rows:
+        if row["endpoint_kind"] == "session" and not row["held"]:
+            await _logged(_end_orphan(runtime, row), f"rollout {row['id']} is not settled yet")
+    await _release_due(runtime, {})
 
 
-async def _is_orphan(store: Store, row: Record) -> bool:
+async def _end_orphan(runtime: Runtime, row: Record) -> None:
+    if await is_orphan(runtime.store, row):
+        for lease in await runtime.store.claim(limit=1, ids=[row["id"]]):
+            await rollout.advance(runtime, lease)
+
+
+async def is_orphan(store: Store, row: Record) -> bool:
     """Say whether everybody is gone who could work on a rollout: who worked on it last, else who submitted it."""
     attempts = await store.history.of_rollout("attempts", row["id"])
     submitter = row["input"].get("origin", {}).get("worker")
@@ -199,23 +229,46 @@ async def _is_orphan(store: Store, row: Record) -> bool:
     return last is not None and not await store.may_live(last)
 
 
-async def keep_releasing(store: Store, provider: SandboxProvider, *, every_s: float = 30.0) -> None:
+async def keep_releasing(runtime: Runtime, *, every_s: float = 30.0) -> None:
     """Try the releases again that were not proven, each after a longer pause, until cancelled."""
     due: dict[str, float] = {}
     while True:
         await asyncio.sleep(every_s)
-        try:
-            await _release_due(store, provider, due)
-        except store_errors.StoreError as e:
-            logger.warning("sandboxes wait for their release: %s", e)
+        await _release_due(runtime, due)
 
 
-async def _release_due(store: Store, provider: SandboxProvider, due: dict[str, float]) -> None:
-    """Release what nobody holds and whose time has come; `due` (key -> time) is brought forward with every failure."""
-    now = asyncio.get_running_loop().time()
-    for row in await store.history.open_sandboxes():
-        mine = row["status"] == "releasing" and row["provider"] == provider.name
-        if not mine or row["held"] or due.get(row["key"], 0.0) > now:
-            continue
-        if not await custody.release(store, provider, row):
-            due[row["key"]] = now + min(_RETRY_CAP_S, _RETRY_S * 2 ** row["release_attempts"])
+async def _release_due(runtime: Runtime, due: dict[str, float]) -> None:
+    """Release what nobody holds and whose time has come; `due` (key -> time) is brought forward with every failure.
+
+    A graded rollout that waited for it is released with its last sandbox.
+    """
+    store, now = runtime.store, asyncio.get_running_loop().time()
+
+    async def one(row: Record) -> None:
+        if not await custody.release(store, runtime.provider, row):
+            due[row["key"]] = now + min(_RETRY_CAP_S, _RETRY_S * 2 ** min(row["release_attempts"], 10))
+
+    async def all_of_them() -> None:
+        for row in await store.history.open_sandboxes():
+            mine = row["status"] == "releasing" and row["provider_ref"] == runtime.provider.ref
+            if mine and not row["held"] and due.get(row["key"], 0.0) <= now:
+                await _logged(one(row), f"sandbox {row['key']} waits for its release")
+        for row in await store.history.unfinished():
+            if row["state"] == "graded" and not row["held"]:
+                for lease in await store.claim(limit=1, ids=[row["id"]]):
+                    await _logged(_walked(lease), f"rollout {row['id']} waits for its release")
+
+    async def _walked(lease: Lease) -> None:
+        await rollout.advance(runtime, lease)
+
+    await _logged(all_of_them(), "sandboxes wait for their release")
+
+
+async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
+    """Do work whose failure must not stop what comes after it."""
+    try:
+        await work
+    except (errors.RolloutsError, store_errors.StoreError) as e:
+        logger.warning("%s: %s", what, e)
+    except Exception:
+        logger.exception("%s", what)

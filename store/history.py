@@ -94,8 +94,15 @@ class History:
         found = await self._all(sa.select(rollouts).where(rollouts.c.id == rollout_id))
         return found[0] if found else None
 
+    async def sandbox(self, key: str) -> Record | None:
+        """Return the ledger row of a sandbox, or None."""
+        found = await self._all(sa.select(sandboxes).where(sandboxes.c.key == key))
+        return found[0] if found else None
+
     async def find(self, prefix: str) -> str:
         """Return the id that begins with `prefix`; raises `errors.StoreUnusable` unless there is exactly one."""
+        if not prefix or not prefix.isascii():
+            raise errors.StoreUnusable(f"{prefix!r} is no id of a rollout", hint="see `rollouts list`")
         query = sa.select(rollouts.c.id).where(rollouts.c.id.startswith(prefix, autoescape=True)).limit(3)
         found = [str(row["id"]) for row in await self._all(query)]
         if len(found) == 1:

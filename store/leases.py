@@ -92,8 +92,9 @@ def claim(
     limit: int,
     run_id: str | None = None,
     ids: Sequence[str] | None = None,
+    early: bool = False,
 ) -> list[rows.Lease]:
-    """Take rollouts that nobody works on: not terminal, due, and without a live lease.
+    """Take rollouts that nobody works on: not terminal, due (unless `early`), and without a live lease.
 
     An attempt that its owner never ended is closed as `crashed` and counted.
     """
@@ -102,11 +103,13 @@ def claim(
         .where(
             IS_LIVE,
             rollouts.c.not_before <= dialect.now,
-            sa.or_(rollouts.c.lease_until.is_(None), rollouts.c.lease_until < dialect.now),
+            _unheld(dialect),
         )
         .order_by(rollouts.c.not_before, rollouts.c.id)
         .limit(limit)
     )
+    if early:
+        due = sa.select(rollouts.c.id).where(IS_LIVE, _unheld(dialect)).limit(limit)
     if run_id is not None:
         due = due.where(rollouts.c.run_id == run_id)
     if ids is not None:
@@ -115,6 +118,10 @@ def claim(
         due = due.with_for_update(skip_locked=True)
     taken = sorted(str(rollout_id) for rollout_id in connection.execute(due).scalars())
     return _take(connection, dialect, worker, taken, ttl_ms) if taken else []
+
+
+def _unheld(dialect: Dialect) -> sa.ColumnElement[bool]:
+    return sa.or_(rollouts.c.lease_until.is_(None), rollouts.c.lease_until < dialect.now)
 
 
 _LAST = """SELECT item.i AS id, a.fence, a.attempt_no, a.outcome FROM {rows} JOIN attempts AS a

@@ -126,13 +126,14 @@ class Store:
         run_id: str | None = None,
         ids: Sequence[str] | None = None,
         ttl_s: float | None = None,
+        early: bool = False,
     ) -> list[rows.Lease]:
-        """Take up to `limit` rollouts that are due and that nobody holds."""
+        """Take up to `limit` rollouts that are due and that nobody holds; with `early`, also before they are due."""
         ttl_ms = round((self.ttl_s if ttl_s is None else ttl_s) * 1000)
         return await self._writer.write(
             "claim",
             lambda c: leases.claim(
-                c, self.dialect, self.worker, ttl_ms=ttl_ms, limit=limit, run_id=run_id, ids=ids
+                c, self.dialect, self.worker, ttl_ms=ttl_ms, limit=limit, run_id=run_id, ids=ids, early=early
             ),
         )
 

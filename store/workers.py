@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class Recorded:
     pid_ns: str
     pid: int
     pid_started: str
+    heartbeat_at: int
+    """Epoch milliseconds."""
 
     @classmethod
     def of(cls, row: Any) -> Recorded:  # noqa: ANN401 - a row of `workers`
@@ -69,12 +72,15 @@ class Recorded:
         return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
-def runs(worker: Recorded | WorkerIdentity, here: WorkerIdentity) -> bool | None:
-    """Say whether a recorded worker still runs, None when that cannot be seen from `here`, the process that asks."""
+def runs(worker: Recorded, here: WorkerIdentity) -> bool | None:
+    """Say whether a recorded worker still runs, None when that cannot be seen from `here`, the process that asks.
+
+    Another boot of this host ended it, unless it was heard of since: then another machine has the same name.
+    """
     if worker.host != here.host or not worker.boot_id:
         return None
     if worker.boot_id != here.boot_id:
-        return False
+        return False if worker.heartbeat_at < _booted_ms() else None
     if not here.pid_ns or worker.pid_ns != here.pid_ns:
         return None
     try:
@@ -86,6 +92,10 @@ def runs(worker: Recorded | WorkerIdentity, here: WorkerIdentity) -> bool | None
         return None
     state, *fields = stat.rpartition(")")[2].split()
     return state not in {"Z", "X"} and fields[18] == worker.pid_started
+
+
+def _booted_ms() -> float:
+    return (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)) * 1000
 
 
 def code_version() -> str:

@@ -17,12 +17,12 @@ def main() -> int:
 
     url, doubt = maintenance_database_url()
     out = sys.stdout.write
-    out(f"database: {assembly.shown(url)}\n")
-    if doubt:
-        out(f"WARNING: {doubt}\n")
     try:
+        out(f"database: {assembly.shown(url)}\n")
+        if doubt:
+            out(f"WARNING: {doubt}\n")
         done = asyncio.run(assembly.clean(url))
-    except errors.RolloutsError as e:
+    except (errors.RolloutsError, assembly.StoreError) as e:
         out(f"error: {e}\nhint: {e.hint}\n")
         return 1
     for swept in done.swept:

@@ -16,7 +16,9 @@ SELECT d.delivery_id, d.at, d.rollout_id, r.run_id, r.group_id, r.instance_id, r
   d.session_ref, d.policy_version
 FROM deliveries AS d JOIN rollouts AS r ON r.id = d.rollout_id
 LEFT JOIN rewards AS w ON w.rollout_id = r.id
-LEFT JOIN grades AS g ON g.grade_id = w.grade_id"""
+LEFT JOIN grades AS g ON g.grade_id = w.grade_id
+WHERE NOT EXISTS (SELECT 1 FROM deliveries AS x WHERE x.delivery_id = d.delivery_id || '-withdrawn')"""
+"""A caller that was cancelled while it was handed a value got none, which a second row says."""
 
 _GROUPS = """CREATE VIEW group_outcomes AS
 SELECT s.run_id, s.group_id, s.instance_id, count(*) AS rollouts, sum(s.valid) AS valid, sum(s.masked) AS masked,
@@ -30,7 +32,9 @@ FROM (
     CASE WHEN r.state = 'failed' THEN 1 ELSE 0 END AS dropped,
     CASE WHEN r.state <> 'failed' AND w.rollout_id IS NULL THEN 1 ELSE 0 END AS unfinished,
     CASE WHEN r.parent_id IS NULL THEN 0 ELSE 1 END AS rerolled,
-    CASE WHEN EXISTS (SELECT 1 FROM deliveries AS d WHERE d.rollout_id = r.id AND d.kind = 'value') THEN 1 ELSE 0 END
+    CASE WHEN EXISTS (SELECT 1 FROM deliveries AS d WHERE d.rollout_id = r.id AND d.kind = 'value'
+      AND NOT EXISTS (SELECT 1 FROM deliveries AS x WHERE x.delivery_id = d.delivery_id || '-withdrawn'))
+      THEN 1 ELSE 0 END
       AS delivered
   FROM rollouts AS r LEFT JOIN rewards AS w ON w.rollout_id = r.id
 ) AS s

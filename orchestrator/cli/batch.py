@@ -128,6 +128,8 @@ class Batch:
                 if row is not None:
                     self._moved(rollout_id, row["state"])
                     ended[rollout_id] = row["failure_class"]
+            elif row["state"] == State.GRADED and row["lease_owner"] is None:
+                self._leave_to_clean(rollout_id)
             else:
                 self._due[rollout_id] = now + _POLL_S
         await self._follow(ended)
@@ -176,13 +178,22 @@ class Batch:
             if walk.cancelled():
                 continue
             ending = walk.result()
-            if ending.state not in TERMINAL:
+            if ending.state is State.GRADED and ending.again_in_s is not None:
+                self._leave_to_clean(rollout_id)
+            elif ending.state not in TERMINAL:
                 self._due[rollout_id] = time.monotonic() + (ending.again_in_s or _POLL_S)
             else:
                 ended[rollout_id] = ending.failure_class
             self._moved(rollout_id, ending.state)
         self._progress.walking(len(self._walks))
         await self._follow(ended)
+
+    def _leave_to_clean(self, rollout_id: str) -> None:
+        """Count a rollout as answered whose reward is recorded; its sandbox is released when its provider answers."""
+        self._due.pop(rollout_id, None)
+        say(
+            f"rollout {rollout_id}: its reward is recorded, its sandbox is not proven gone: run `rollouts clean`"
+        )
 
     async def _follow(self, ended: Mapping[str, str | None]) -> None:
         """Submit the successors of rollouts that are over, as id -> failure class.

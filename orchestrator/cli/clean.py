@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ from orchestrator.cli.options import Csv, Dbs, Json
 
 if TYPE_CHECKING:
     from orchestrator.recovery import Cleaned
+    from store.rollouts import Store
 
 _COLUMNS = tuple(render.Column(name) for name in ("key", "rollout_id", "outcome", "detail", "provider_ref"))
 
@@ -45,13 +45,10 @@ def clean(
     from orchestrator import assembly, errors
 
     urls = database_urls(db)
-    if write_off is not None:
-        if not (reason and reason.strip()):
-            raise errors.UsageError(
-                "--write-off needs --reason", hint="say why the authority will never answer"
-            )
+    if write_off is not None or reason is not None:
+        _check_write_off(write_off, reason, dry_run=dry_run)
         for url in urls:
-            _write_off(url, write_off, reason)
+            _write_off(url, str(write_off), str(reason))
         return
     cleaned: dict[str, Cleaned] = {}
     for url in urls:
@@ -74,13 +71,27 @@ def clean(
     raise typer.Exit(0 if proven else 1)
 
 
+def _check_write_off(ref: str | None, reason: str | None, *, dry_run: bool) -> None:
+    from orchestrator import errors
+
+    if ref is None:
+        raise errors.UsageError("--reason goes with --write-off", hint="name the authority, or leave it out")
+    if not (reason and reason.strip()):
+        raise errors.UsageError("--write-off needs --reason", hint="say why the authority will never answer")
+    if dry_run:
+        raise errors.UsageError(
+            "--dry-run and --write-off exclude each other", hint="see the view sandbox_leaks"
+        )
+
+
 def _write_off(url: str, ref: str, reason: str) -> None:
-    from orchestrator import assembly
+    from orchestrator import assembly, identity
 
     async def write() -> list[str]:
         store = await assembly.open_existing(url)
         try:
-            return await store.write_off(ref, f"written off by {getpass.getuser()}: {reason.strip()}")
+            await _refuse_known(store, ref)
+            return await store.write_off(ref, f"written off by {identity.user()}: {reason.strip()}")
         finally:
             await store.close()
 
@@ -88,6 +99,21 @@ def _write_off(url: str, ref: str, reason: str) -> None:
     for key in lost:
         say(f"{key}: lost")
     say(f"{len(lost)} sandboxes of {ref} written off; those of live workers and those not yet expired stay")
+
+
+async def _refuse_known(store: Store, ref: str) -> None:
+    """Raise `errors.UsageError` for an authority that no sandbox was made under, or that answers."""
+    from orchestrator import assembly, errors, identity
+
+    names = {known: name for name, known in await store.history.authorities()}
+    if ref not in names:
+        known = ", ".join(names) or "none"
+        raise errors.UsageError(f"no sandbox was made under {ref}", hint=f"the authorities are: {known}")
+    try:
+        await assembly.provider_named(names[ref]).list_ours(identity.sandbox_prefix(store.uuid), ref)
+    except errors.RolloutsError:
+        return
+    raise errors.UsageError(f"{ref} answers, so nothing has to be written off", hint="run `rollouts clean`")
 
 
 def _summary(done: Cleaned, *, dry_run: bool) -> str:

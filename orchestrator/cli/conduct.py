@@ -115,10 +115,9 @@ async def _work(
         runtime = worker.runtime(
             provider, endpoint_of, on_move=lambda i, state: progress.moved(chains.counted_as(i), state)
         )
-        await recovery.heal(worker.runtime(provider, endpoint_of, serves_sessions=False))
-        releasing = asyncio.create_task(
-            recovery.keep_releasing(worker.store, provider), name="keep-releasing"
-        )
+        upkeep = worker.runtime(provider, endpoint_of, serves_sessions=False)
+        await recovery.heal(upkeep)
+        releasing = asyncio.create_task(recovery.keep_releasing(upkeep), name="keep-releasing")
         stack.callback(releasing.cancel)
         again = sum(request.parent_id is not None for request in chains.missing)
         await chains.submit(runtime, chains.missing)

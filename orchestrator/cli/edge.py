@@ -61,8 +61,7 @@ def database_url(argument: str | None) -> str:
     """Return the database's URL; `--db` may be a plain path."""
     from orchestrator import settings
 
-    url = settings.database_url(argument or None)
-    return url if ":" in url else f"sqlite:///{url}"
+    return settings.database_url(argument or None)
 
 
 def database_urls(arguments: Sequence[str] | None) -> list[str]:

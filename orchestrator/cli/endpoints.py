@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from orchestrator import errors
+from orchestrator import errors, identity
 from orchestrator.agents.base import Endpoint
 from orchestrator.cli.console import say
 from orchestrator.settings import secret
@@ -55,7 +54,7 @@ def opened(
 
 def origin(settings: Settings, replay: Path | None) -> dict[str, str]:
     """Return what whoever resumes a rollout needs to know of where it was asked for; never the key itself."""
-    known = {"user": getpass.getuser()}
+    known = {"user": identity.user()}
     if replay is not None:
         known["replay"] = str(replay.absolute())
     elif os.environ.get(settings.llm.api_key_env):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from orchestrator import assembly, errors
+from orchestrator import assembly, errors, recovery
 from orchestrator.cli import endpoints
 from orchestrator.settings import Settings
 from orchestrator.states import State
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from store.history import Record
     from store.rollouts import Store
+
+
+_LIST_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +38,8 @@ class Item:
     """Why it is left alone; empty when it is taken up."""
     is_held: bool = False
     """A live worker has it."""
+    trouble: str = ""
+    """Of one that is held: what would stand in the way if it became free."""
 
     @property
     def replay(self) -> Path | None:
@@ -60,9 +66,15 @@ async def make(store: Store, *, ids: Collection[str] | None, run: str | None, us
 
 async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
     if row["held"] and not await store.is_dead(row["lease_owner"]):
+        free = await _item(store, {**row, "held": 0}, asked)
         return Item(
-            row=row, settings=None, action="left to its worker", is_held=True,
+            row=row, settings=free.settings, action="left to its worker", is_held=True, trouble=free.blocked,
             blocked=f"worker {row['lease_owner']} has it",
+        )  # fmt: skip
+    if row["endpoint_kind"] == "session" and not await recovery.is_orphan(store, row):
+        return Item(
+            row=row, settings=None, action="left to its caller",
+            blocked="the trainer that asked for it still runs",
         )  # fmt: skip
     try:
         settings = Settings.model_validate(row["input"]["settings"])
@@ -107,9 +119,13 @@ async def _sandbox_trouble(store: Store, row: Record) -> str:
         if box["status"] in ("intent", "live", "releasing"):
             try:
                 provider = assembly.provider_named(box["provider"])
-                await provider.list_ours(box["key"], box["provider_ref"])
+                async with asyncio.timeout(_LIST_S):
+                    await provider.list_ours(box["key"], box["provider_ref"])
+            except TimeoutError:
+                return f"its sandbox {box['key']}: {box['provider_ref']} does not answer"
             except errors.RolloutsError as e:
-                return f"its sandbox {box['key']}: {e}"
+                hint = e.hint or "when it will never answer: rollouts clean --write-off"
+                return f"its sandbox {box['key']}: {e} ({hint})"
     return ""
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator import errors, identity
 from orchestrator.cli import render
 from orchestrator.cli.console import say
 from orchestrator.cli.edge import INTERRUPTED, database_urls, of_the_one_with, run_async
@@ -49,7 +49,9 @@ def resume(
     a rollout ended without a reward, or had to be left.
     """
     form = render.form_of(as_json=as_json, as_csv=as_csv)
-    user = None if ids or run or every else getpass.getuser()
+    if run is not None and not run.strip():
+        raise errors.UsageError("--run needs a name", hint="leave it out for all of your runs")
+    user = None if ids or run or every else identity.user()
     urls = database_urls(db)
     if len(urls) > 1:
         ids = [run_async(of_the_one_with(urls, prefix, _the_id)) for prefix in ids or ()]
@@ -65,7 +67,13 @@ def resume(
     )
     code = 0
     for url in urls:
-        code = max(code, run_async(_resume(url, asked, dry_run=dry_run)))
+        try:
+            code = max(code, run_async(_resume(url, asked, dry_run=dry_run)))
+        except errors.NothingKnown as e:
+            if len(urls) == 1:
+                raise
+            say(f"{e}; {e.hint}")
+            code = max(code, 1)
         if code == INTERRUPTED:
             break
     raise typer.Exit(code)
@@ -93,9 +101,11 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
     worker = await assembly.Worker.start_existing(url)
     try:
         items = await _planned(worker.store, asked)
-        taken = [item for item in items if not item.blocked or (asked.wait and item.is_held)]
+        taken = [
+            item for item in items if not item.blocked or (asked.wait and item.is_held and not item.trouble)
+        ]
         if not items:
-            say("nothing to resume")
+            say(await _nothing(worker.store, asked))
             return 0
         if dry_run:
             render.emit([_shown(item) for item in items], _PLAN, asked.form)
@@ -114,6 +124,16 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
         return 1 if without or left else 0
     finally:
         await worker.stop()
+
+
+async def _nothing(store: Store, asked: _Asked) -> str:
+    """Say why there is nothing to do; raises `errors.UsageError` for a run that does not exist."""
+    if asked.run is not None and not await store.history.overview(run_id=asked.run, limit=1):
+        raise errors.UsageError(f"there is no run {asked.run!r}", hint="see `rollouts list`")
+    others = len(await store.history.unfinished())
+    if asked.user is not None and others:
+        return f"nothing of yours to resume; {others} unfinished rollouts are somebody else's: --all takes them too"
+    return "nothing to resume"
 
 
 def _say_the_plan(items: Sequence[Item], *, only_what_is_left: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.entry.call import Call
@@ -35,15 +36,26 @@ async def answer(data: object, call: Call) -> Answer | None:
     """Run one record; raises only `asyncio.CancelledError`. None when the program itself cannot be loaded."""
     try:
         run = await _loaded(call.agent_type)
-    except Exception:
-        logger.critical(
-            "no rollout can run here, because the program cannot be loaded; next: pip install -r requirements.txt, then"
-            " `rollouts doctor`",
-            exc_info=True,
-        )
+    except Exception as e:  # noqa: BLE001 - logged there, with its traceback
+        _say_unloadable(e)
         return None
     found: Answer = await run.answer(data, call)
     return found
+
+
+_SAY_EVERY_S = 60.0
+_said: list[float] = []
+
+
+def _say_unloadable(error: Exception) -> None:
+    now = time.monotonic()
+    if not _said or now - _said[-1] >= _SAY_EVERY_S:
+        _said[:] = [now]
+        logger.critical(
+            "no rollout can run here, because the program cannot be loaded; next: pip install -r requirements.txt, then"
+            " `rollouts doctor`",
+            exc_info=error,
+        )
 
 
 async def close() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +16,6 @@ from orchestrator.agents import registry
 from orchestrator.entry.call import DEFAULT_CONFIGS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from orchestrator.entry.call import Call
     from orchestrator.settings import Settings
     from orchestrator.tasks.record import Task
@@ -25,7 +26,11 @@ _PLACEHOLDERS = frozenset({"", "empty", "dummy", "none"})
 """Keys that many rollouts share, so that they say nothing about who calls."""
 _CALL_KEYS = ("econfig", "override_api_key", "override_base_url", "rollout_key")
 """Keys of a record that belong to the call and not to the task; one of them is a secret."""
-_PROVIDERS = {"opencode": "opencode_provider", "codex": "codex_provider"}
+_PROVIDERS = {
+    "opencode": ("opencode_provider", "OPENCODE_PROVIDER"),
+    "codex": ("codex_provider", "CODEX_PROVIDER"),
+}
+"""Kind of agent -> the call's word for its provider, and the variable that holds it otherwise."""
 _MARGIN, _LEAST_MARGIN_S, _MOST_MARGIN_S = 0.03, 1.0, 60.0
 """How far our deadline lies inside the caller's timeout: a share of it, within bounds in seconds."""
 _said: set[str] = set()
@@ -36,6 +41,21 @@ def say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         logger.warning("%s", text)
+
+
+def econfig_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record's `econfig`; raises `errors.RecordRefused` for one that is neither a mapping nor its JSON."""
+    given = record.get("econfig")
+    if isinstance(given, str) and given.strip():
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = 0
+    if given in (None, ""):
+        return {}
+    if not isinstance(given, Mapping):
+        raise errors.RecordRefused("its econfig is no mapping", hint="give a mapping, or its JSON text")
+    return dict(given)
 
 
 def refuse_absent_agent(agent_type: str) -> None:
@@ -49,12 +69,11 @@ def refuse_absent_agent(agent_type: str) -> None:
 
 def settings_of(call: Call, record: Mapping[str, Any]) -> Settings:
     """Return the effective settings of a call; raises `errors.ConfigError`."""
-    econfig = record.get("econfig")
-    econfig = econfig if isinstance(econfig, dict) else {}
+    econfig = econfig_of(record)
     provider = None
     if call.agent_type in _PROVIDERS:
-        name = _PROVIDERS[call.agent_type]
-        provider = getattr(call, name) or settings.variable(name.upper()) or None
+        argument, variable = _PROVIDERS[call.agent_type]
+        provider = getattr(call, argument) or settings.variable(variable) or None
     loaded = settings.load(
         _config_for(call.agent_type, call.config),
         arguments={
@@ -73,10 +92,11 @@ def settings_of(call: Call, record: Mapping[str, Any]) -> Settings:
 
 def identity(call: Call, record: Mapping[str, Any]) -> str | None:
     """Return the rollout's identity; None when nothing in the call belongs to this rollout alone."""
-    own = call.rollout_key or record.get("rollout_key")
-    if own:
-        return _digest(f"rollout_key {own}")
+    if call.rollout_key:
+        return _digest(f"rollout_key {call.rollout_key}")
     found = identity_of(key_of(call, record))
+    if found is None and record.get("rollout_key"):
+        return _digest(f"rollout_key {record['rollout_key']}")
     if found is None:
         say_once(
             "calls come with a key that is not their own, so each is a rollout of its own and none can be asked for"
@@ -150,7 +170,19 @@ def task_of(record: Mapping[str, Any]) -> Task:
     task = normalise({k: v for k, v in record.items() if k not in _CALL_KEYS}, base_dir=Path.cwd())
     if not swebench_rows.needs_script(task):
         return task
-    (completed,) = swebench_rows.with_eval_scripts([task], python=Path(sys.executable))
-    if isinstance(completed, errors.RecordRefused):
-        raise completed
-    return completed
+    with _asking:  # samples and epochs bring the same row again, and each question costs a process of seconds
+        known = _completed.get(task.sha256)
+        if known is None:
+            (known,) = swebench_rows.with_eval_scripts([task], python=Path(sys.executable))
+            if len(_completed) >= _KEPT:
+                _completed.pop(next(iter(_completed)))
+            _completed[task.sha256] = known
+    if isinstance(known, errors.RecordRefused):
+        raise known
+    return known
+
+
+_KEPT = 4096
+_completed: dict[str, Task | errors.RecordRefused] = {}
+"""Digest of a row without a script -> the task with it, or why there is none; the oldest are forgotten."""
+_asking = threading.Lock()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import getpass
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
@@ -29,14 +28,17 @@ from orchestrator.entry.request import (
     task_of,
 )
 from orchestrator.entry.watch import PreflightFailed
+from orchestrator.identity import user
 from orchestrator.rollout import Request
 from orchestrator.states import TERMINAL
 
 if TYPE_CHECKING:
     from orchestrator.entry.call import Call
     from orchestrator.entry.shared import Shared
+    from orchestrator.entry.watch import Watch
     from orchestrator.rollout import Ending, Runtime
     from orchestrator.settings import Settings
+    from orchestrator.tasks.record import Task
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class Answer:
     why: str = ""
     """Without a reward: what happened, to which rollout, and what to do."""
     rollout_id: str | None = None
+    is_new: bool = True
+    """False when it was stored already: its numbers were published then."""
 
 
 async def answer(data: object, call: Call) -> Answer:
@@ -80,9 +84,9 @@ async def answer(data: object, call: Call) -> Answer:
     if found.reward is None:
         instance = data.get("instance_id", "unknown") if isinstance(data, Mapping) else "unknown"
         logger.error("%s: no reward: %s", instance, found.why)
-    trainer.publish(
-        {**found.stats, "infra_drop_rate": float(found.reward is None and not found.stats.get("mask_sample"))}
-    )
+    if found.is_new:
+        dropped = found.reward is None and not found.stats.get("mask_sample")
+        trainer.publish({**found.stats, "infra_drop_rate": float(dropped)})
     if chosen is not None:
         watch.end_if_hopeless(chosen.training)
     return found
@@ -93,30 +97,13 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
     task = await asyncio.to_thread(task_of, record)
     opened = await shared.opened(_database_url())
     runtime = await opened.runtime(chosen)
-    place = trainer.context()
-    request = Request(
-        task=task,
-        settings=chosen,
-        run_id=opened.run_id,
-        sample=place.sample or 0,
-        group=None if place.task_id is None else f"{opened.run_id}/{place.task_id}",
-        endpoint_kind="session",
-        session_ref=identity_of(key_of(call, record)),
-        policy_version=place.policy_version,
-        origin={"user": getpass.getuser(), "worker": runtime.store.worker.worker_id}
-        | {
-            name: str(value)
-            for name, value in (("task_id", place.task_id), ("is_eval", int(place.is_eval)))
-            if value is not None
-        },
-        key=identity(call, record) or runtime.new_id(),
-        waited_s=time.monotonic() - began_s,
-    )
+    request = _request(call, record, task, chosen, opened)
+    request = replace(request, waited_s=time.monotonic() - began_s)
     submitting = asyncio.ensure_future(rollout.submit(runtime, [request]))
     try:
         ((rollout_id, is_new),) = await asyncio.shield(submitting)
     except asyncio.CancelledError:
-        opened.do_later(_withdrawn(runtime, submitting))
+        opened.do_later(_withdrawn(opened, runtime, request, submitting))
         raise
     endpoint = Endpoint(
         base_url=chosen.llm.base_url or "",
@@ -126,24 +113,52 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
     handed = rollout.Handover(runtime, rollout_id, request)
     try:
         known = None if is_new else await rollout.answer(runtime.store, rollout_id)
-        if known is not None and (known.state in TERMINAL or known.stats is not None):
+        stored = known is not None and (known.state in TERMINAL or known.stats is not None)
+        if known is not None and stored:
             ending = known
         else:
             ending = await opened.walk(runtime, rollout_id, endpoint)
+        found = replace(_of(ending), is_new=not stored)
+        await handed.note(found.reward)
     except asyncio.CancelledError:
-        ended = opened.do_later(_cancelled(opened, rollout_id, handed))
+        ended = opened.do_later(_cancelled(opened, runtime, rollout_id, handed, is_ours=is_new))
         await asyncio.wait([ended], timeout=_RECORDED_S)
         raise
-    found = _of(ending)
-    await handed.note(found.reward)
-    watch = shared.of_this_loop().watch
-    if ending.failure_class is None:
-        watch.valid()
-    else:
-        watch.dropped(ending.failure_class, f"rollout {rollout_id}: {ending.message}")
+    if not stored:
+        _tell(shared.of_this_loop().watch, ending, rollout_id)
     if chosen.training.episode_logs:
         opened.do_later(_logs(runtime, rollout_id, call.result_dir or settings.variable("LOG_DIR", "./logs")))
     return found
+
+
+def _request(call: Call, record: Mapping[str, Any], task: Task, chosen: Settings, opened: Shared) -> Request:
+    place, worker_id = trainer.context(), opened.worker.store.worker.worker_id
+    kind = "eval/" if place.is_eval else ""
+    said = {"task_id": place.task_id, "is_eval": int(place.is_eval)}
+    return Request(
+        task=task,
+        settings=chosen,
+        run_id=opened.run_id,
+        sample=place.sample or 0,
+        group=None if place.task_id is None else f"{opened.run_id}/{kind}{place.task_id}",
+        endpoint_kind="session",
+        session_ref=identity_of(key_of(call, record)),
+        policy_version=place.policy_version,
+        origin={"user": user(), "worker": worker_id}
+        | {name: str(value) for name, value in said.items() if value is not None},
+        key=identity(call, record) or assembly.new_id(),
+    )
+
+
+def _tell(watch: Watch, ending: Ending, rollout_id: str) -> None:
+    """Count an ending; a masked one is no reward either, unless the settings or the deadline wanted it so."""
+    if ending.reward is not None:
+        watch.valid()
+    elif ending.failure_class is not None:
+        watch.dropped(ending.failure_class, f"rollout {rollout_id}: {ending.message}")
+    elif (ending.stats or {}).get("exit_reason") != errors.ExitReason.WALL_TIME:
+        outcome = (ending.stats or {}).get("grade_outcome")
+        watch.dropped(f"masked:{outcome}", f"rollout {rollout_id}: the task itself is in doubt ({outcome})")
 
 
 def _of(ending: Ending) -> Answer:
@@ -159,21 +174,32 @@ def _of(ending: Ending) -> Answer:
     )
 
 
-async def _withdrawn(runtime: Runtime, submitting: asyncio.Future[list[tuple[str, bool]]]) -> None:
+async def _withdrawn(
+    opened: Shared,
+    runtime: Runtime,
+    request: Request,
+    submitting: asyncio.Future[list[tuple[str, bool]]],
+) -> None:
+    """End a rollout whose caller was cancelled while it was being submitted."""
     for rollout_id, is_new in await submitting:
         if is_new:
-            await rollout.withdraw(runtime, rollout_id)
+            handed = rollout.Handover(runtime, rollout_id, request)
+            await _cancelled(opened, runtime, rollout_id, handed, is_ours=True)
+
+
+async def _cancelled(
+    opened: Shared, runtime: Runtime, rollout_id: str, handed: rollout.Handover, *, is_ours: bool
+) -> None:
+    """Write down that a cancelled caller got nothing; a rollout that nobody waits for any more comes to its end."""
+    if await opened.stopped(rollout_id) and is_ours:
+        await rollout.withdraw(runtime, rollout_id)
+    await handed.withdrawn("CancelledError")
 
 
 async def _logs(runtime: Runtime, rollout_id: str, log_dir: str) -> None:
     found = await provenance.gather_documents(runtime.store.history, rollout_id)
     if found is not None:
         await episode.write(found, rollout_id, log_dir)
-
-
-async def _cancelled(opened: Shared, rollout_id: str, handed: rollout.Handover) -> None:
-    await opened.stopped(rollout_id)
-    await handed.note(exception="CancelledError")
 
 
 def _database_url() -> str:

@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from orchestrator import assembly, errors, recovery, rollout, settings
 from orchestrator.entry.watch import Preflight, Watch
@@ -87,7 +86,7 @@ class Shared:
             provider, lambda row, _settings: self.endpoints[row["id"]], serves_sessions=False
         )
         await recovery.heal(runtime)
-        await recovery.keep_releasing(self.worker.store, provider)
+        await recovery.keep_releasing(runtime)
 
     def do_later(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
         """Do work beside the calls; its failures are logged, and `close` waits for it."""
@@ -103,6 +102,11 @@ class Shared:
         the walk; `stopped` waits until that is written down.
         """
         found = self.walks.get(rollout_id)
+        if (
+            found is not None and found.task.cancelling()
+        ):  # its last caller left; this one hears what came of it
+            await asyncio.wait([found.task])
+            return await rollout.answer(runtime.store, rollout_id)
         if found is None:
             self.endpoints[rollout_id] = endpoint
             task = asyncio.create_task(_walked(runtime, rollout_id), name=f"walk-{rollout_id}")
@@ -112,9 +116,9 @@ class Shared:
         either: set[asyncio.Future[Any]] = {found.task, found.late}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            return (
-                found.task.result() if found.task.done() else await rollout.answer(runtime.store, rollout_id)
-            )
+            if found.task.done() and not found.task.cancelled():
+                return found.task.result()
+            return await rollout.answer(runtime.store, rollout_id)
         except asyncio.CancelledError:
             if found.waiting == 1:
                 found.task.cancel()
@@ -122,11 +126,14 @@ class Shared:
         finally:
             found.waiting -= 1
 
-    async def stopped(self, rollout_id: str) -> None:
-        """Return when nobody here walks the rollout, or when others still wait for it."""
+    async def stopped(self, rollout_id: str) -> bool:
+        """Return true when nobody here walks the rollout any more, false when others still wait for it."""
         found = self.walks.get(rollout_id)
-        if found is not None and not found.waiting:
+        if found is not None and found.waiting:
+            return False
+        if found is not None:
             await asyncio.wait([found.task])
+        return True
 
     def _moved(self, rollout_id: str, state: State) -> None:
         found = self.walks.get(rollout_id)
@@ -183,12 +190,21 @@ class Loop:
     """Database URL -> what is shared there."""
 
 
-_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = WeakKeyDictionary()
+_loops: dict[asyncio.AbstractEventLoop, Loop] = {}
+_leaving: set[asyncio.Task[None]] = set()
 
 
 def of_this_loop() -> Loop:
-    """Return what the running event loop shares."""
-    return _loops.setdefault(asyncio.get_running_loop(), Loop())
+    """Return what the running event loop shares; what closed ones left open is let go of."""
+    here = asyncio.get_running_loop()
+    if here not in _loops:
+        for closed in [loop for loop in _loops if loop.is_closed()]:
+            for store in _loops.pop(closed).stores.values():
+                if store.opened is not None:
+                    task = here.create_task(store.opened.worker.stop(), name="leave")
+                    _leaving.add(task)
+                    task.add_done_callback(_leaving.discard)
+    return _loops.setdefault(here, Loop())
 
 
 async def opened(url: str) -> Shared:

@@ -27,6 +27,8 @@ SYSTEMIC_EXIT = 78
 _IN_A_ROW = 8
 """So many rollouts without a reward, and none with one in between, are no coincidence."""
 _SAY_EVERY_S = 60.0
+_OPENING_S = 300.0
+"""A preflight that takes longer hangs; making the Python environment for tasks takes a minute."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _NEXT_STEPS = {
     errors.FailureClass.LLM_UNREACHABLE: "look whether the model endpoint runs and can be reached from this worker",
@@ -48,18 +50,21 @@ class Watch:
         """Since the last valid rollout."""
         self._began_s: float | None = None
         """When the first rollout since the last valid one was asked for."""
+        self._systemic = False
         self._said_s = float("-inf")
 
     def valid(self) -> None:
         """Note a rollout with a reward."""
         self._causes.clear()
         self._began_s = None
+        self._systemic = False
 
     def dropped(self, cause: str, message: str, hint: str = "", *, systemic: bool = False) -> None:
         """Note a rollout without one; `systemic` when its cause hits every rollout for certain."""
         now = self._monotonic()
         self._began_s = now if self._began_s is None else self._began_s
         self._causes[cause] += 1
+        self._systemic = self._systemic or systemic
         in_a_row = sum(self._causes.values())
         if (systemic or in_a_row >= _IN_A_ROW) and now - self._said_s >= _SAY_EVERY_S:
             self._said_s = now
@@ -75,7 +80,8 @@ class Watch:
         """End the process when the settings say so and nothing has succeeded for long."""
         began = self._began_s
         waited = 0.0 if began is None else self._monotonic() - began
-        if chosen.on_systemic == "exit" and waited >= chosen.exit_after_s:
+        hopeless = self._systemic or sum(self._causes.values()) >= _IN_A_ROW
+        if chosen.on_systemic == "exit" and hopeless and waited >= chosen.exit_after_s:
             logger.critical(
                 "no valid rollout for %.0f s (%s): this process ends with %d, because training.on_systemic is exit",
                 waited,
@@ -120,8 +126,11 @@ class Preflight(Generic[T]):
 
     async def _open(self) -> None:
         try:
-            self._opened.append(await self._opening())
-        except (errors.RolloutsError, assembly.StoreError, OSError) as e:
+            async with asyncio.timeout(_OPENING_S):
+                self._opened.append(await self._opening())
+        except Exception as e:
+            if not isinstance(e, errors.RolloutsError | assembly.StoreError | OSError):
+                logger.exception("an unforeseen failure before the first rollout")
             self._failure = e
             self._again_s = self._monotonic() + self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)

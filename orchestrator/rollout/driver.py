@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
 
 from orchestrator import errors
 from orchestrator.rollout import custody
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_RELEASE_RETRY_S = 30.0
+_RELEASE_RETRY_MS, _LONGEST_RELEASE_MS = 15_000, 1_800_000
 _CLEANUP_S = 10.0
 _STOPPED = {
     "cancelled": "a person asked to cancel the rollout",
@@ -42,12 +45,13 @@ _COUNTERS = {
 async def run(runtime: Runtime, rollout_id: str) -> Ending:
     """Walk a submitted rollout, attempt after attempt, until it is terminal or somebody else owns it.
 
+    One that is graded and whose sandbox cannot be proven gone is left: it has its reward, and is released later.
     Cancelling it gives the attempt back or ends the rollout as cancelled (`Runtime.on_cancel`), then re-raises.
     """
     while True:
-        leases = await runtime.store.claim(limit=1, ids=[rollout_id])
+        leases = await _claimed(runtime, rollout_id)
         ending = await (advance(runtime, leases[0]) if leases else answer(runtime.store, rollout_id))
-        if ending.again_in_s is None:
+        if ending.again_in_s is None or ending.state is State.GRADED:
             return ending
         await asyncio.sleep(ending.again_in_s)
 
@@ -60,6 +64,8 @@ async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
     except asyncio.CancelledError:
         await _to_its_end(runtime.store.record(lease, give_back=rows.GiveBack(outcome="interrupted")))
         raise
+    except (ValidationError, errors.Failure) as e:
+        return await _unreadable(runtime, lease, e)
     work = asyncio.create_task(walk.to_the_end(), name=f"rollout-{lease.rollout_id}")
 
     def stop(why: str) -> None:
@@ -81,37 +87,83 @@ async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
         if late is not None:
             late.cancel()
         runtime.heartbeat.drop(lease)
-        await _later(runtime, walk.let_go())
+        await _to_its_end(runtime.later(walk.let_go()))
+
+
+async def _claimed(runtime: Runtime, rollout_id: str) -> list[rows.Lease]:
+    """Claim a rollout; a cancelled claim is waited for and given back, for nobody would renew it."""
+    claiming = asyncio.ensure_future(runtime.store.claim(limit=1, ids=[rollout_id]))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        await _to_its_end(_give_back(runtime, claiming))
+        raise
+
+
+async def _give_back(runtime: Runtime, claiming: asyncio.Future[list[rows.Lease]]) -> None:
+    for lease in await claiming:
+        await runtime.store.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
 
 
 async def withdraw(runtime: Runtime, rollout_id: str) -> None:
-    """End a rollout whose caller cancelled before its walk began."""
-    for lease in await runtime.store.claim(limit=1, ids=[rollout_id]):
-        await _settle(
-            await Walk.load(runtime, lease), errors.RolloutCancelled("the caller cancelled the rollout")
+    """Bring a rollout to its end that its caller cancelled and nobody works on; a graded one is released."""
+    for lease in await runtime.store.claim(limit=1, ids=[rollout_id], early=True):
+        if lease.state == State.GRADED:
+            await advance(runtime, lease)
+        else:
+            cancelled = errors.RolloutCancelled("the caller cancelled the rollout")
+            await _settle(await Walk.load(runtime, lease), cancelled)
+
+
+async def _unreadable(runtime: Runtime, lease: rows.Lease, error: Exception) -> Ending:
+    """End a rollout whose stored input this program cannot read: no attempt of it will ever go better."""
+    why = f"its stored input cannot be read by this version: {error}"
+    if lease.state == State.GRADED:
+        give_back = rows.GiveBack(
+            outcome="failed", error_class="internal", error=why, delay_ms=_LONGEST_RELEASE_MS
         )
+        await runtime.store.record(lease, give_back=give_back)
+    else:
+        await runtime.store.transition(
+            lease,
+            "fail",
+            op_id=runtime.new_id(),
+            extra=[rows.SandboxReleasing()],
+            give_back=rows.GiveBack(outcome="failed", error_class="internal", error=why),
+            failure=(errors.FailureClass.INTERNAL.value, why),
+        )
+        await runtime.later(custody.release_given_up(runtime, lease.rollout_id))
+    logger.error("rollout %s: %s", lease.rollout_id, why)
+    return await answer(runtime.store, lease.rollout_id)
 
 
 async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) -> Ending:
     try:
-        await work
+        await asyncio.wait([work])
     except asyncio.CancelledError:
-        if not stopped:
-            await _to_its_end(_give_back_or_fail(walk))
-            raise
-        if stopped[0] in _STOPPED:
+        work.cancel()
+        if walk.runtime.in_background is None:
+            await _to_its_end(_ended(work))
+        else:  # how long a provider takes to clean up is nothing that the caller has to wait for
+            walk.runtime.in_background(_ended(work))
+        await _to_its_end(_give_back_or_fail(walk))
+        raise
+    try:
+        work.result()
+    except asyncio.CancelledError:
+        if stopped and stopped[0] in _STOPPED:
             return await _settle(walk, errors.RolloutCancelled(_STOPPED[stopped[0]]))
     except Superseded as e:
         logger.warning("%s; left to its owner", e)
     except ReleasePending as e:
+        delay_ms = min(_LONGEST_RELEASE_MS, _RELEASE_RETRY_MS * 2 ** min(walk.lease.attempt_no, 10))
         await walk.note(
             give_back=rows.GiveBack(
-                outcome="failed", error_class="release_pending", error=str(e), delay_ms=30_000
+                outcome="failed", error_class="release_pending", error=str(e), delay_ms=delay_ms
             )
         )
-        return Ending(
-            rollout_id=walk.lease.rollout_id, state=walk.state, message=str(e), again_in_s=_RELEASE_RETRY_S
-        )
+        known = await answer(walk.runtime.store, walk.lease.rollout_id)
+        return replace(known, message=str(e), again_in_s=delay_ms / 1000)
     except errors.Failure as e:
         return await _settle(walk, e)
     except store_errors.StoreError:
@@ -120,6 +172,12 @@ async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) 
         logger.exception("rollout %s: unforeseen error", walk.lease.rollout_id)
         return await _settle(walk, errors.InternalError(f"{type(e).__name__}: {e}"))
     return await answer(walk.runtime.store, walk.lease.rollout_id)
+
+
+async def _ended(work: asyncio.Task[None]) -> None:
+    await asyncio.wait([work])
+    if not work.cancelled() and (e := work.exception()) is not None:
+        logger.info("a cancelled walk ended with %r", e)
 
 
 async def answer(store: Store, rollout_id: str) -> Ending:
@@ -148,7 +206,7 @@ async def _settle(walk: Walk, failure: errors.Failure) -> Ending:
     except Superseded as e:
         logger.warning("%s; left to its owner", e)
         return await answer(walk.runtime.store, walk.lease.rollout_id)
-    await _later(walk.runtime, custody.release_given_up(walk.runtime, walk.lease.rollout_id))
+    await _to_its_end(walk.release_given_up())
     return ending
 
 
@@ -158,13 +216,13 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
         return await answer(walk.runtime.store, walk.lease.rollout_id)
     if walk.state is State.GRADED:  # the stop came too late: a recorded reward is never lost
         await walk.note(give_back=rows.GiveBack(outcome="interrupted"))
+        await walk.runtime.later(withdraw(walk.runtime, walk.lease.rollout_id))
         return await answer(walk.runtime.store, walk.lease.rollout_id)
     rollout_id, budget = walk.lease.rollout_id, failure.budget
     message = str(failure) + (f" ({failure.hint})" if failure.hint else "")
     spent = 0 if budget is None else walk.row[_COUNTERS[budget]]
     delay_s = _backoff_s(walk, spent)
-    may_retry = walk.row["endpoint_kind"] == "stateless" or walk.state is State.CREATED
-    may_retry = may_retry and (walk.left_s is None or delay_s < walk.agent_left_s)
+    may_retry = await _may_start_again(walk) and (walk.left_s is None or delay_s < walk.agent_left_s)
     if budget is errors.Budget.INFRA and spent < errors.BUDGETS[budget] and may_retry:
         give_back = rows.GiveBack(
             outcome="failed",
@@ -195,6 +253,14 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
     )
 
 
+async def _may_start_again(walk: Walk) -> bool:
+    """Say whether another attempt may ask the model: in a caller's session only while that recorded no call."""
+    if walk.row["endpoint_kind"] == "stateless" or walk.state in (State.CREATED, State.SANDBOX_READY):
+        return True
+    asked = await walk.runtime.store.history.of_rollout("llm_calls", walk.lease.rollout_id)
+    return walk.state is State.AGENT_RUNNING and not asked
+
+
 async def _new_attempt(walk: Walk, failure: errors.Failure, give_back: rows.GiveBack) -> None:
     if walk.state in (State.SANDBOX_READY, State.AGENT_RUNNING):
         await walk.move(
@@ -222,7 +288,7 @@ async def _give_back_or_fail(walk: Walk) -> None:
                 await _retry_or_fail(walk, errors.RolloutCancelled("the caller cancelled the rollout"))
             elif walk.state not in TERMINAL:
                 await walk.note([rows.SandboxReleasing()], give_back=rows.GiveBack(outcome="interrupted"))
-            await _later(walk.runtime, _clean_up(walk))
+            await walk.runtime.later(_clean_up(walk))
     except TimeoutError:
         logger.warning(
             "rollout %s: clean-up did not finish; its ledger rows stay open", walk.lease.rollout_id
@@ -234,14 +300,6 @@ async def _give_back_or_fail(walk: Walk) -> None:
 async def _clean_up(walk: Walk) -> None:
     await walk.let_go()
     await custody.release_given_up(walk.runtime, walk.lease.rollout_id)
-
-
-async def _later(runtime: Runtime, work: Coroutine[Any, Any, Any]) -> None:
-    """Do work that nobody has to wait for: beside the caller where there is somebody to see to it, else to its end."""
-    if runtime.in_background is None:
-        await _to_its_end(work)
-    else:
-        runtime.in_background(work)
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -45,7 +45,7 @@ async def settle(walk: Walk) -> None:
     reward = rows.RewardRow(
         grade_id=grade["grade_id"],
         reward=provenance.reward_of(GradeOutcome(grade["outcome"]), masked=masked),
-        invalid_reason=f"masked:{grade['outcome']}" if masked else None,
+        invalid_reason=f"masked:{_why_masked(grade)}" if masked else None,
         reward_fn_version=provenance.REWARD_FN,
         outcome_table=errors.OUTCOME_TABLE_VERSION,
         stats=provenance.stats_of(facts),
@@ -53,6 +53,10 @@ async def settle(walk: Walk) -> None:
     await walk.move(
         "grade", payload={"grade_id": grade["grade_id"], "outcome": grade["outcome"]}, extra=[reward]
     )
+
+
+def _why_masked(grade: Record) -> str:
+    return str(next((flag for flag in grade["flags"] if flag in patched.MASKING), grade["outcome"]))
 
 
 async def _verdict(walk: Walk, patch: Record) -> Record | None:
@@ -70,8 +74,9 @@ async def _attempt(walk: Walk, patch: Record, data: bytes) -> None:
     grade = patched.out_of_time(patch["exit_reason"], limits.on_timeout) or patched.needs_no_sandbox(data)
     if grade is None:
         grade, sandbox_key, isolation = await _grade_in_fresh_sandbox(walk, data)
+    flags = [*grade.flags, *(await _open_call(walk, patch))]
     rule = errors.GRADE_RULES[grade.outcome]
-    masked = patched.DROPPED in grade.flags or (
+    masked = bool(patched.MASKING & set(flags)) or (
         rule.maskable and await _task_is_in_doubt(walk, grade.outcome)
     )
     row = await asyncio.to_thread(
@@ -82,8 +87,11 @@ async def _attempt(walk: Walk, patch: Record, data: bytes) -> None:
         sandbox_key=sandbox_key,
         isolation=isolation,
         masked=masked,
+        flags=flags,
     )
-    await walk.note([row], spend=None if rule.verdict else errors.Budget.GRADE.value)
+    given_up = [] if sandbox_key is None else [rows.SandboxReleasing(key=sandbox_key)]
+    await walk.note([row, *given_up], spend=None if rule.verdict else errors.Budget.GRADE.value)
+    await walk.release_given_up()
     if rule.verdict:
         return
     if grade.outcome is GradeOutcome.UNGRADABLE:
@@ -109,9 +117,18 @@ async def _grade_in_fresh_sandbox(walk: Walk, data: bytes) -> tuple[Grade, str, 
         failpoints.hit("grade.after_grading")
     finally:
         await sandbox.detach()
-    await walk.note([rows.SandboxReleasing(key=spec.key)])
-    await custody.release_given_up(walk.runtime, walk.lease.rollout_id)
     return grade, spec.key, sandbox.isolation.value
+
+
+async def _open_call(walk: Walk, patch: Record) -> list[str]:
+    """Return the flag of a rollout whose time ended while its caller's session still sampled an answer.
+
+    A trainer sets the reward on the last call it began, and skips that one: the reward would be lost or land wrongly.
+    """
+    if walk.row["endpoint_kind"] != "session" or patch["exit_reason"] != errors.ExitReason.WALL_TIME:
+        return []
+    calls = await walk.runtime.store.history.of_rollout("llm_calls", walk.lease.rollout_id)
+    return [patched.CALL_OPEN] if calls and calls[-1]["outcome"] == "ambiguous" else []
 
 
 async def _task_is_in_doubt(walk: Walk, outcome: GradeOutcome) -> bool:
@@ -119,7 +136,9 @@ async def _task_is_in_doubt(walk: Walk, outcome: GradeOutcome) -> bool:
     history, digest = walk.runtime.store.history, digest_of(walk.task, walk.settings)
     known = [v for v in await history.validations(walk.task.sha256, digest) if v["patch"] == "noop"]
     if not known:
-        control, _, _ = await _grade_in_fresh_sandbox(walk, noop_patch(walk.task))
+        control, key, _ = await _grade_in_fresh_sandbox(walk, noop_patch(walk.task))
+        await walk.note([rows.SandboxReleasing(key=key)])
+        await walk.release_given_up()
         if not errors.GRADE_RULES[control.outcome].verdict:
             return True
         await walk.runtime.store.record_validation(
@@ -158,6 +177,7 @@ def _grade_row(
     sandbox_key: str | None,
     isolation: str | None,
     masked: bool,
+    flags: list[str],
 ) -> rows.GradeRow:
     return rows.GradeRow(
         grade_id=walk.runtime.new_id(),
@@ -182,7 +202,7 @@ def _grade_row(
         eval_sha256=walk.task.eval_sha256,
         isolation=isolation,
         sandbox_key=sandbox_key,
-        flags=grade.flags,
+        flags=flags,
         duration_s=round(grade.duration_s, 3),
         error_class=grade.error_class,
         error_text=grade.error_text,

@@ -42,6 +42,13 @@ class Runtime:
     on_move: Callable[[str, State], None] = lambda _rollout_id, _state: None
     """Told after every durable state change; for progress displays."""
 
+    async def later(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do work that nobody has to wait for: beside the caller where somebody sees to it, else now."""
+        if self.in_background is None:
+            await work
+        else:
+            self.in_background(work)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:

@@ -93,7 +93,7 @@ async def _refuse_lost_session(walk: Walk) -> None:
 async def _usable(walk: Walk) -> Left | None:
     """Return the sandbox that the last owner left, with how far its agent came; None when nothing proves it safe."""
     history, rollout_id = walk.runtime.store.history, walk.lease.rollout_id
-    if walk.lease.previous != "crashed" or not await _owner_is_dead(walk):
+    if walk.lease.previous != "crashed":
         return None
     boxes = [
         row
@@ -102,6 +102,8 @@ async def _usable(walk: Walk) -> Left | None:
     ]
     provider = walk.runtime.provider
     if len(boxes) != 1 or (boxes[0]["provider"], boxes[0]["provider_ref"]) != (provider.name, provider.ref):
+        return None
+    if not await _owners_are_dead(walk, since=boxes[0]["fence"]):
         return None
     if walk.state is State.SANDBOX_READY:
         sandbox = await _attached(walk, boxes[0])
@@ -117,10 +119,11 @@ async def _usable(walk: Walk) -> Left | None:
     return Left(sandbox=sandbox, base_commit=begun["payload"]["base_commit"], steps=tuple(steps))
 
 
-async def _owner_is_dead(walk: Walk) -> bool:
+async def _owners_are_dead(walk: Walk, *, since: int) -> bool:
+    """Say whether everybody who ever had the sandbox made under the fence `since` is provably dead."""
     attempts = await walk.runtime.store.history.of_rollout("attempts", walk.lease.rollout_id)
-    before = [row for row in attempts if row["fence"] < walk.lease.fence]
-    return bool(before) and await walk.runtime.store.is_dead(before[-1]["worker_id"])
+    owners = {row["worker_id"] for row in attempts if since <= row["fence"] < walk.lease.fence}
+    return bool(owners) and all([await walk.runtime.store.is_dead(owner) for owner in owners])
 
 
 async def _attached(walk: Walk, row: Record) -> Sandbox | None:

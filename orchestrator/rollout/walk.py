@@ -280,7 +280,11 @@ class Walk:
             extra=[stored, rows.SandboxReleasing(key=sandbox.key)],
         )
         await self.let_go()
-        await custody.release_given_up(self.runtime, self.lease.rollout_id)
+        await self.release_given_up()
+
+    async def release_given_up(self) -> None:
+        """Release what is marked `releasing`: beside the walk where somebody sees to it, else now."""
+        await self.runtime.later(custody.release_given_up(self.runtime, self.lease.rollout_id))
 
     async def _grade(self) -> None:
         await grades.settle(self)

@@ -148,7 +148,10 @@ class LocalProvider:
             place = self._place(ref)
             return place.root, sorted(entry.name for entry in place.root.iterdir()) if place.there else []
 
-        root, names = await asyncio.to_thread(listed)
+        try:
+            root, names = await asyncio.to_thread(listed)
+        except OSError as error:
+            raise errors.SandboxLost(f"the folder of local sandboxes cannot be looked at: {error}") from error
         ours = [name for name in names if name.startswith(prefix) and local_place.KEY.fullmatch(name)]
         return [Instance(key=name, provider_id=str(root / name)) for name in ours]
 

@@ -7,6 +7,7 @@ YAML (`aweagent/configs/NAME.yaml`, with `extends:`), defaults.
 from __future__ import annotations
 
 from orchestrator.settings.environment import (
+    as_url,
     cache_dir,
     database_url,
     entry_database_url,
@@ -45,6 +46,7 @@ __all__ = [
     "ToolName",
     "TrainingSettings",
     "agent_type_of",
+    "as_url",
     "cache_dir",
     "config_names",
     "database_url",

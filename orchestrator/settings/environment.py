@@ -24,7 +24,18 @@ def database_url(argument: str | None, environ: Mapping[str, str] | None = None)
     """Return the store's URL: argument, then `ROLLOUTS_DATABASE_URL`, then `$LOG_DIR/rollouts.db` (`./logs`)."""
     variables = os.environ if environ is None else environ
     chosen = argument or variables.get("ROLLOUTS_DATABASE_URL")
-    return chosen or f"sqlite:///{Path(variables.get('LOG_DIR') or 'logs') / 'rollouts.db'}"
+    return as_url(chosen or str(Path(variables.get("LOG_DIR") or "logs") / "rollouts.db"))
+
+
+def as_url(text: str) -> str:
+    """Return the URL of a database; a path is a SQLite file."""
+    return text if ":" in text.partition("/")[0] else f"sqlite:///{text}"
+
+
+def _state_dir(variables: Mapping[str, str]) -> Path:
+    if variables.get("XDG_STATE_HOME"):
+        return Path(variables["XDG_STATE_HOME"]) / "areal-sweagent"
+    return Path(variables.get("HOME") or "~").expanduser() / ".local" / "state" / "areal-sweagent"
 
 
 def entry_database_url(environ: Mapping[str, str] | None = None) -> tuple[str, str]:
@@ -35,7 +46,7 @@ def entry_database_url(environ: Mapping[str, str] | None = None) -> tuple[str, s
     """
     variables = os.environ if environ is None else environ
     if variables.get("ROLLOUTS_DATABASE_URL"):
-        return variables["ROLLOUTS_DATABASE_URL"], ""
+        return as_url(variables["ROLLOUTS_DATABASE_URL"]), ""
     named = variables.get("ROLLOUTS_LOCAL_DIR")
     home = Path(variables.get("HOME") or "~").expanduser()
     base = Path(

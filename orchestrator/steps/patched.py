@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from orchestrator.tasks.record import Task
 
 
-DROPPED = "on_timeout:drop"
-"""Flag of a grade that is masked because its agent ran out of time and the settings say so."""
+CALL_OPEN = "llm_call_open"
+"""Flag of a grade whose rollout ended while the trainer's model still answered it."""
+MASKING = frozenset({"on_timeout:drop", CALL_OPEN})
+"""Flags of a grade that is no reward, whatever its outcome."""
 
 
 def out_of_time(exit_reason: str, on_timeout: str) -> Grade | None:

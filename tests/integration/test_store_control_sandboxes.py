@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,17 +72,19 @@ async def test_a_sandbox_of_an_unknown_worker_is_given_up_past_its_deadline(stor
 
 def test_a_process_is_only_called_gone_where_that_can_be_seen():
     here = workers.this_process("me")
-    assert workers.runs(here, here) is True
-    assert workers.runs(replace(here, pid_started="1"), here) is False
-    assert workers.runs(replace(here, boot_id="before"), here) is False
-    assert workers.runs(replace(here, host="elsewhere"), here) is None
-    assert workers.runs(replace(here, pid_ns="another"), here) is None
-    assert workers.runs(here, replace(here, pid_ns="")) is None
+    own = workers.Recorded.of({**asdict(here), "heartbeat_at": time.time_ns() // 1_000_000})
+    assert workers.runs(own, here) is True
+    assert workers.runs(replace(own, pid_started="1"), here) is False
+    assert workers.runs(replace(own, boot_id="before", heartbeat_at=1), here) is False
+    assert workers.runs(replace(own, boot_id="before"), here) is None, "another machine of the same name"
+    assert workers.runs(replace(own, host="elsewhere"), here) is None
+    assert workers.runs(replace(own, pid_ns="another"), here) is None
+    assert workers.runs(own, replace(here, pid_ns="")) is None
     with subprocess.Popen(["true"]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         started = _started(child.pid)
-        assert workers.runs(replace(here, pid=child.pid, pid_started=started), here) is False, "a zombie"
-    assert workers.runs(replace(here, pid=child.pid, pid_started=started), here) is False
+        assert workers.runs(replace(own, pid=child.pid, pid_started=started), here) is False, "a zombie"
+    assert workers.runs(replace(own, pid=child.pid, pid_started=started), here) is False
 
 
 def _started(pid: int) -> str:

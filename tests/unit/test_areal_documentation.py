@@ -15,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from orchestrator import settings
+from orchestrator.entry import request
 
 if TYPE_CHECKING:
     from tests.conftest import Database
@@ -46,7 +47,8 @@ def variables_read() -> set[str]:
     text = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     got = r'(?:\bvariable|\bsecret|\bgetenv|variables\.get|environ\.get)\(\s*"(\w+)"'
     found = set(re.findall(got, text)) | set(re.findall(r'(?:variables|environ)\[\s*"(\w+)"', text))
-    return found | set(settings.ENVIRONMENT) | {settings.LlmSettings().api_key_env}
+    providers = {variable for _, variable in request._PROVIDERS.values()}
+    return found | providers | set(settings.ENVIRONMENT) | {settings.LlmSettings().api_key_env}
 
 
 def test_the_page_names_every_variable_that_is_read():

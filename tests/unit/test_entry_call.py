@@ -106,7 +106,8 @@ def test_an_identity_is_the_hash_of_a_key_of_its_own_or_of_a_rollout_key():
     assert own != module.identity(call(api_key="other"), {})
     assert module.identity(call(api_key="EMPTY"), {}) is None
     keyed = module.identity(call(api_key="EMPTY", rollout_key="a"), {})
-    assert keyed == module.identity(call(api_key="own"), {"rollout_key": "a"})
+    assert keyed == module.identity(call(api_key="EMPTY"), {"rollout_key": "a"})
+    assert module.identity(call(api_key="own"), {"rollout_key": "a"}) == own, "siblings share the record"
     assert keyed != module.identity(call(api_key="a"), {}), "a rollout key is no API key"
     assert "own" not in str(own)
 
@@ -169,3 +170,15 @@ def test_an_agent_without_a_program_is_refused_before_anything_is_made():
     module.refuse_absent_agent("swe")
     with pytest.raises(errors.ConfigError, match="not part of this version"):
         module.refuse_absent_agent("oh")
+
+
+def test_an_econfig_may_be_json_and_anything_else_is_refused():
+    assert settings_of(call(), {"econfig": '{"step_limit": 4}'}).agent.step_limit == 4
+    assert (
+        settings_of(call(), {"econfig": None})
+        == settings_of(call(), {"econfig": ""})
+        == settings_of(call(), {})
+    )
+    for odd in ("not json", "[1]", 7, [1]):
+        with pytest.raises(errors.RecordRefused, match="econfig is no mapping"):
+            settings_of(call(), {"econfig": odd})

@@ -126,18 +126,43 @@ async def test_a_prompt_that_does_not_fit_is_an_end_of_the_agent_whose_patch_cou
     assert query("select exit_reason from patches") == [("context_window",)]
 
 
+def solved_then(**turn: Any) -> Any:
+    """A model that repairs the task and then does this instead of handing it in."""
+    turns = [done.model_dump(exclude_none=True) for done in SOLVED.turns[:-1]]
+    return parse_replay({"*": [{"name": "late", "turns": [*turns, turn]}]})
+
+
+SLEEPING = {"tool_calls": [{"name": "bash", "arguments": {"command": "sleep 600", "timeout": 600}}]}
+SILENT = {"fault": {"delay_s": 600.0}}
+
+
 @pytest.mark.slow
 async def test_the_deadline_lies_inside_the_callers_and_what_was_reached_by_then_is_graded(
     workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any
 ):
-    turns = [turn.model_dump(exclude_none=True) for turn in SOLVED.turns[:-1]]
-    proxy.script = parse_replay({"*": [{"name": "slow", "turns": [*turns, {"fault": {"delay_s": 600.0}}]}]})
+    proxy.script = solved_then(**SLEEPING)
     record["econfig"] = {"timeout": 12.0}
     reward = await workflow(timeout=12.0).run(record, base_url=proxy.base_url, api_key=proxy.session("any"))
     assert reward == 1.0
     assert query("select exit_reason from patches") == [("wall_time",)]
     ((left_ms,),) = query("select deadline_at - created_at from rollouts")
     assert 0 < left_ms <= 11_000, "counted from the call"
+
+
+@pytest.mark.slow
+async def test_a_deadline_that_cuts_an_answer_off_grades_the_patch_and_hands_over_no_reward(
+    workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any
+):
+    """AReaL would set the reward on the call that is still open, and skip that call."""
+    proxy.script = solved_then(**SILENT)
+    record["econfig"] = {"timeout": 12.0}
+    with pytest.raises(TypeError):
+        await workflow(timeout=12.0).run(record, base_url=proxy.base_url, api_key=proxy.session("any"))
+    assert query("select outcome, reward, mask_sample, flags from grades") == [
+        ("resolved", None, 1, '["llm_call_open"]')
+    ]
+    assert query("select invalid_reason from rewards") == [("masked:llm_call_open",)]
+    assert query("select kind from deliveries") == [("none",)]
 
 
 @pytest.mark.parametrize(("on_timeout", "reward", "masked"), [("zero", 0.0, 0), ("drop", None, 1)])
@@ -152,19 +177,18 @@ async def test_an_agent_that_ran_out_of_time_may_be_worth_0_or_nothing_instead(
 ):
     path = Path(config)
     path.write_text(path.read_text() + f"agent: {{timeout_s: 2}}\nlimits: {{on_timeout: {on_timeout}}}\n")
-    proxy.script = parse_replay({"*": [{"name": "slow", "turns": [{"fault": {"delay_s": 600.0}}]}]})
-    handed, stats = await run_agent_with_reward(
-        record, agent_type="swe", agent_config=config, result_dir="logs", override_api_key=proxy.session("any"),
-        override_base_url=proxy.base_url,
-    )  # fmt: skip
+
+    async def run() -> Any:
+        return await run_agent_with_reward(
+            record, agent_type="swe", agent_config=config, result_dir="logs", override_api_key=proxy.session("any"),
+            override_base_url=proxy.base_url,
+        )  # fmt: skip
+
+    proxy.script = parse_replay({"*": [{"name": "silent", "turns": [SILENT]}]})
     # an agent that never got one answer has no reward at all: it was not the agent that was slow
-    assert (handed, stats) == (None, {"failure_class": "no_llm_call"})
-    turns = [turn.model_dump(exclude_none=True) for turn in SOLVED.turns[:-1]]
-    proxy.script = parse_replay({"*": [{"name": "slow", "turns": [*turns, {"fault": {"delay_s": 600.0}}]}]})
-    handed, stats = await run_agent_with_reward(
-        record, agent_type="swe", agent_config=config, result_dir="logs", override_api_key=proxy.session("any"),
-        override_base_url=proxy.base_url,
-    )  # fmt: skip
+    assert await run() == (None, {"failure_class": "no_llm_call"})
+    proxy.script = solved_then(**SLEEPING)
+    handed, stats = await run()
     assert handed == reward
     assert (stats["exit_reason"], stats["mask_sample"], stats["resolved"]) == ("wall_time", masked, 0)
     assert query("select flags, sandbox_key from grades") == [(f'["on_timeout:{on_timeout}"]', None)]

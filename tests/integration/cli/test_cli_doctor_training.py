@@ -119,9 +119,8 @@ async def test_the_database_is_brought_forward_as_a_call_would_do(
         f"mysql://me:{SECRET}@127.0.0.1/rollouts",
         f"sqlite:///r.db?key={SECRET}",
         "sqlite:////proc/nowhere/r.db",
-        "r.db",
     ],
-    ids=["silent server", "no port", "other kind", "options", "folder that cannot be made", "no URL"],
+    ids=["silent server", "no port", "other kind", "options", "folder that cannot be made"],
 )
 async def test_a_database_that_no_call_could_open_fails_and_its_secret_is_not_shown(
     variables: pytest.MonkeyPatch, url: str
