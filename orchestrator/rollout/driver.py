@@ -215,8 +215,11 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
     if walk.state in TERMINAL:
         return await answer(walk.runtime.store, walk.lease.rollout_id)
     if walk.state is State.GRADED:  # the stop came too late: a recorded reward is never lost
-        await walk.note(give_back=rows.GiveBack(outcome="interrupted"))
-        await walk.runtime.later(withdraw(walk.runtime, walk.lease.rollout_id))
+        cancelled = isinstance(failure, errors.RolloutCancelled)
+        delay_ms = 0 if cancelled else _RELEASE_RETRY_MS
+        await walk.note(give_back=rows.GiveBack(outcome="interrupted", delay_ms=delay_ms))
+        if cancelled:
+            await walk.runtime.later(withdraw(walk.runtime, walk.lease.rollout_id))
         return await answer(walk.runtime.store, walk.lease.rollout_id)
     rollout_id, budget = walk.lease.rollout_id, failure.budget
     message = str(failure) + (f" ({failure.hint})" if failure.hint else "")

@@ -26,6 +26,8 @@ async def listed(provider: SandboxProvider, key: str, ref: str) -> list[str]:
         raise errors.SandboxLost(
             f"the provider did not list its sandboxes within {RELEASE_TIMEOUT_S:g} s"
         ) from None
+    except Exception as error:
+        raise _unforeseen(error) from error
 
 
 async def release(provider: SandboxProvider, key: str, ref: str) -> str:
@@ -41,3 +43,12 @@ async def release(provider: SandboxProvider, key: str, ref: str) -> str:
             f"the provider did not confirm within {RELEASE_TIMEOUT_S:g} s that sandbox {key} is gone",
             hint="its ledger row stays open; run the command again",
         ) from None
+    except Exception as error:
+        raise _unforeseen(error) from error
+
+
+def _unforeseen(error: Exception) -> errors.Failure:
+    """Return the failure that a backend's own error is: it proves nothing about the sandbox, and stops nobody."""
+    if isinstance(error, errors.Failure):
+        return error
+    return errors.SandboxLost(f"the provider broke: {error!r}")

@@ -44,7 +44,11 @@ def seed_class(folder: Path) -> Any:
     return module.SWEAgentWorkflow
 
 
-@pytest.fixture(params=["seed", "double"])
+BOTH = ["seed", pytest.param("double", marks=[pytest.mark.long] if AGENT_PY.is_file() else [])]
+"""The double stands in for the class where that is not at hand, and is compared with it in the long lane."""
+
+
+@pytest.fixture(params=BOTH)
 def workflow(request: pytest.FixtureRequest, tmp_path: Path, config: str) -> Iterator[Callable[..., Any]]:
     """Makes a workflow; keyword arguments go into its `econfig`."""
 
@@ -136,7 +140,7 @@ SLEEPING = {"tool_calls": [{"name": "bash", "arguments": {"command": "sleep 600"
 SILENT = {"fault": {"delay_s": 600.0}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_the_deadline_lies_inside_the_callers_and_what_was_reached_by_then_is_graded(
     workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any
 ):
@@ -149,7 +153,7 @@ async def test_the_deadline_lies_inside_the_callers_and_what_was_reached_by_then
     assert 0 < left_ms <= 11_000, "counted from the call"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_deadline_that_cuts_an_answer_off_grades_the_patch_and_hands_over_no_reward(
     workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any
 ):
@@ -165,7 +169,10 @@ async def test_a_deadline_that_cuts_an_answer_off_grades_the_patch_and_hands_ove
     assert query("select kind from deliveries") == [("none",)]
 
 
-@pytest.mark.parametrize(("on_timeout", "reward", "masked"), [("zero", 0.0, 0), ("drop", None, 1)])
+@pytest.mark.parametrize(
+    ("on_timeout", "reward", "masked"),
+    [pytest.param("zero", 0.0, 0, marks=pytest.mark.long), ("drop", None, 1)],
+)
 async def test_an_agent_that_ran_out_of_time_may_be_worth_0_or_nothing_instead(
     proxy: FakeProxy,
     record: dict[str, Any],

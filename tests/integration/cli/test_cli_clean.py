@@ -132,6 +132,10 @@ async def test_an_authority_that_will_never_answer_is_written_off_with_a_reason_
     assert command.query(STATUS) == [["releasing", "1"]]
     write_off = ("clean", "--write-off", "local:gone:boot:1-2:/nowhere")
     assert command(*write_off).returncode == 2
+    assert command(*write_off, "--reason", "x", "--dry-run").returncode == 2
+    assert command("clean", "--reason", "x").returncode == 2
+    unknown = command("clean", "--write-off", "local:other", "--reason", "x")
+    assert (unknown.returncode, "no sandbox was made under" in unknown.stderr) == (2, True)
     early = command(*write_off, "--reason", "the machine burned down")
     assert "0 sandboxes" in early.stderr
     change(command, "update sandboxes set expires_at = 1")

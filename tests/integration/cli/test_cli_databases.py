@@ -82,6 +82,8 @@ def test_status_clean_and_resume_treat_each_of_them(both: tuple[Command, Path]):
     assert cleaned.stderr.count("0 sandboxes removed") == 2
     resumed = command("resume", "--all", *pattern)
     assert (resumed.returncode, resumed.stderr.count("nothing to resume")) == (0, 2)
+    assert command("resume", "--run", "no-such-run", *pattern).returncode == 2
+    assert command("resume", "", *pattern).returncode == 2
 
 
 def test_clean_goes_on_after_a_database_that_does_not_exist_and_proves_nothing(both: tuple[Command, Path]):

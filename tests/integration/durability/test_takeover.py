@@ -56,6 +56,21 @@ def test_an_owner_that_is_out_of_sight_may_live_and_keeps_its_sandbox_to_itself(
     assert [box["role"] for box in ended["sandboxes"]].count("task") == 2
 
 
+def test_a_sandbox_is_used_only_when_everybody_who_ever_had_it_is_provably_dead(
+    forks: ForkServer, database: Database, tmp_path: Path
+):
+    """The last owner may have died before it did anything, while the one before it still types into the sandbox."""
+    arguments = {"url": database.url, "root": str(tmp_path / "boxes")}
+    rollout_id = died(forks, arguments, "record.after_commit", 3)
+    database.ask("UPDATE workers SET pid_ns = 'another'")
+    second = forks.start("drive", **arguments, rollout_id=rollout_id, place="claim.after_commit", passes=1)
+    second.rest()
+    assert second.wait() == 137
+    database.ask("UPDATE rollouts SET lease_until = 1")
+    ended = taken_over(forks, arguments, rollout_id)
+    assert "restart" in [move["trig"] for move in ended["transitions"]]
+
+
 @pytest.mark.parametrize(
     "death",
     [

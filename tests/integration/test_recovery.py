@@ -1,0 +1,90 @@
+"""Self-heal and the releases that wait: nothing of them stops what a process came for, and nothing is waited for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator import recovery, rollout
+from orchestrator.errors import SandboxLost
+from orchestrator.states import State
+
+if TYPE_CHECKING:
+    from tests.conftest import Database
+    from tests.integration.conftest import Machine
+
+IDLE = {"tool_calls": [{"name": "submit"}]}
+LOOK = {"tool_calls": [{"name": "bash", "arguments": {"command": "touch new"}}]}
+pytestmark = pytest.mark.databases("sqlite", "postgresql")
+
+
+async def stuck(machine: Machine) -> str:
+    """Run a rollout whose sandboxes cannot be proven gone."""
+    machine.provider.fault = lambda name, _n: SandboxLost("no answer") if name == "release" else None
+    rollout_id = await machine.submit()
+    ending = await machine.serve(rollout_id, LOOK, IDLE)
+    assert (ending.state, ending.reward) == (State.GRADED, 0.0)
+    assert "not proven gone" in ending.message
+    return rollout_id
+
+
+async def test_a_graded_rollout_waits_for_no_release_and_is_released_when_the_provider_answers(
+    machine: Machine,
+):
+    rollout_id = await stuck(machine)
+    await recovery._release_due(machine.runtime, {})
+    assert (await rollout.answer(machine.store, rollout_id)).state is State.GRADED
+    machine.provider.fault = lambda _name, _n: None
+    await machine.store.close_sandbox(
+        "nothing", ""
+    )  # the row is due again only later; a person's clean is not needed
+    for lease in await machine.store.claim(limit=1, ids=[rollout_id], early=True):
+        await rollout.advance(machine.runtime, lease)
+    assert (await rollout.answer(machine.store, rollout_id)).state is State.RELEASED
+    await machine.check_nothing_is_left()
+
+
+async def test_healing_waits_for_nobody_and_survives_what_it_cannot_settle(
+    machine: Machine, database: Database
+):
+    rollout_id = await stuck(machine)
+    database.ask("UPDATE sandboxes SET release_attempts = 5000")
+    database.ask("UPDATE rollouts SET endpoint_kind = 'session', not_before = 0")
+    database.ask("UPDATE workers SET stopping = 1")
+    machine.provider.fault = lambda name, _n: RuntimeError("a bug") if name == "release" else None
+    await recovery.heal(replace(machine.runtime, serves_sessions=False))
+    machine.provider.fault = lambda _name, _n: None
+    database.ask("UPDATE rollouts SET not_before = 0")
+    due: dict[str, float] = {}
+    await recovery._release_due(machine.runtime, due)
+    assert due == {}
+    assert (await rollout.answer(machine.store, rollout_id)).state is State.RELEASED
+
+
+async def test_a_rollout_whose_input_cannot_be_read_any_more_fails_at_once(
+    machine: Machine, database: Database
+):
+    rollout_id = await machine.submit()
+    (row,) = database.ask("SELECT input FROM rollouts")
+    stored = json.loads(row[0]) if isinstance(row[0], str) else row[0]
+    stored["settings"]["agent"]["no_such_setting"] = 1
+    text = json.dumps(stored).replace("'", "''")
+    database.ask(f"UPDATE rollouts SET input = '{text}'")
+    ending = await rollout.run(machine.runtime, rollout_id)
+    assert (ending.state, ending.failure_class) == (State.FAILED, "internal")
+    assert "cannot be read by this version" in ending.message
+
+
+async def test_who_submitted_a_session_and_still_lives_keeps_it(machine: Machine, database: Database):
+    rollout_id = await machine.submit()
+    database.ask("UPDATE rollouts SET endpoint_kind = 'session'")
+    (row,) = await machine.store.history.unfinished()
+    own = {**row, "input": {**row["input"], "origin": {"worker": machine.store.worker.worker_id}}}
+    assert not await recovery.is_orphan(machine.store, own)
+    assert not await recovery.is_orphan(machine.store, row), "nobody knows who asked for it"
+    database.ask("UPDATE workers SET stopping = 1")
+    assert await recovery.is_orphan(machine.store, own)
+    assert rollout_id == row["id"]
