@@ -169,9 +169,10 @@ async def test_a_deadline_that_cuts_an_answer_off_grades_the_patch_and_hands_ove
     assert query("select kind from deliveries") == [("none",)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("on_timeout", "reward", "masked"),
-    [pytest.param("zero", 0.0, 0, marks=pytest.mark.long), ("drop", None, 1)],
+    [("zero", 0.0, 0), ("drop", None, 1)],
 )
 async def test_an_agent_that_ran_out_of_time_may_be_worth_0_or_nothing_instead(
     proxy: FakeProxy,
@@ -201,6 +202,7 @@ async def test_an_agent_that_ran_out_of_time_may_be_worth_0_or_nothing_instead(
     assert query("select flags, sandbox_key from grades") == [(f'["on_timeout:{on_timeout}"]', None)]
 
 
+@pytest.mark.long
 async def test_the_callers_timeout_is_a_rejection_and_everything_is_given_back(
     workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any
 ):
