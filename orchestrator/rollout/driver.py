@@ -225,7 +225,10 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
     message = str(failure) + (f" ({failure.hint})" if failure.hint else "")
     spent = 0 if budget is None else walk.row[_COUNTERS[budget]]
     delay_s = _backoff_s(walk, spent)
-    may_retry = await _may_start_again(walk) and (walk.left_s is None or delay_s < walk.agent_left_s)
+    in_time = walk.left_s is None or delay_s < (
+        walk.left_s if walk.state is State.PATCHED else walk.agent_left_s
+    )
+    may_retry = in_time and await _may_start_again(walk)
     if budget is errors.Budget.INFRA and spent < errors.BUDGETS[budget] and may_retry:
         give_back = rows.GiveBack(
             outcome="failed",
@@ -257,11 +260,10 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
 
 
 async def _may_start_again(walk: Walk) -> bool:
-    """Say whether another attempt may ask the model: in a caller's session only while that recorded no call."""
-    if walk.row["endpoint_kind"] == "stateless" or walk.state in (State.CREATED, State.SANDBOX_READY):
+    """Say whether another attempt may be made: one that asks the model again only if the caller's session has no call."""
+    if walk.row["endpoint_kind"] == "stateless" or walk.state is not State.AGENT_RUNNING:
         return True
-    asked = await walk.runtime.store.history.of_rollout("llm_calls", walk.lease.rollout_id)
-    return walk.state is State.AGENT_RUNNING and not asked
+    return not await walk.runtime.store.history.of_rollout("llm_calls", walk.lease.rollout_id)
 
 
 async def _new_attempt(walk: Walk, failure: errors.Failure, give_back: rows.GiveBack) -> None:

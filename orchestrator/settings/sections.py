@@ -103,7 +103,7 @@ class LimitSettings(Section):
     """The time a caller gives: it must end inside the caller's own limit, so that what was reached is not lost."""
 
     deadline_s: float | None = Field(default=None, gt=0)
-    """From submission to the answer; without one only the limits of the parts count."""
+    """From the call to the answer; without one only the limits of the parts count."""
     grade_s: float = Field(default=900.0, gt=0)
     """Of the deadline, kept for taking and grading the patch: the agent ends before it."""
     release_s: float = Field(default=30.0, gt=0)

@@ -41,6 +41,7 @@ async def test_a_solved_task_gives_1_and_its_stats_and_neither_keeps_the_key_nor
     assert [p for p in written if KEY.encode() in p.read_bytes()] == []
 
 
+@pytest.mark.long
 async def test_the_same_key_asks_about_the_same_rollout_and_gets_the_stored_answer(
     call: Caller, record: dict[str, Any], server: ScriptedModel
 ):
@@ -51,7 +52,9 @@ async def test_the_same_key_asks_about_the_same_rollout_and_gets_the_stored_answ
     assert call.query("select count(*) from rollouts") == [(1,)]
 
 
-@pytest.mark.parametrize("key", ["EMPTY", "dummy", ""])
+@pytest.mark.parametrize(
+    "key", ["EMPTY", pytest.param("dummy", marks=pytest.mark.long), pytest.param("", marks=pytest.mark.long)]
+)
 async def test_a_placeholder_key_identifies_nobody(call: Caller, record: dict[str, Any], key: str):
     idle = {"*": [{"name": "idle", "turns": [{"tool_calls": [{"name": "submit"}]}]}]}
     async with ScriptedModel(parse_replay(idle)) as other:
@@ -67,6 +70,7 @@ def test_the_key_of_the_process_identifies_nobody():
     assert "own" not in str(request.identity_of("own", {}))
 
 
+@pytest.mark.long
 async def test_a_dead_endpoint_gives_no_reward_and_never_zero(call: Caller, record: dict[str, Any]):
     reward, stats = await call(record, override_base_url="http://127.0.0.1:9/v1")
     assert reward is None
@@ -92,6 +96,7 @@ async def test_a_record_that_cannot_be_graded_gives_no_reward(call: Caller, reco
     assert await call(record) == (None, {})
 
 
+@pytest.mark.long
 async def test_cancelling_ends_the_rollout_and_goes_through(call: Caller, record: dict[str, Any]):
     waiting = {"*": [{"name": "slow", "turns": [{"fault": {"delay_s": 600.0}}]}]}
     async with ScriptedModel(parse_replay(waiting)) as slow:
@@ -106,6 +111,7 @@ async def test_cancelling_ends_the_rollout_and_goes_through(call: Caller, record
     assert call.query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
 
 
+@pytest.mark.long
 async def test_the_runner_takes_its_settings_from_record_and_environment(
     call: Caller, record: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):

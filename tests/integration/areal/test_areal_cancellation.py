@@ -114,6 +114,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> list[FaultyProvider]:
     return made
 
 
+@pytest.mark.long
 async def test_a_call_cancelled_between_two_attempts_ends_its_rollout(
     call: Caller,
     proxy: FakeProxy,
@@ -145,6 +146,7 @@ async def test_a_call_cancelled_between_two_attempts_ends_its_rollout(
     ]
 
 
+@pytest.mark.long
 async def test_a_sandbox_that_cannot_be_released_holds_up_neither_the_verdict_nor_the_answer(
     call: Caller, proxy: FakeProxy, record: dict[str, Any], query: Any, faulty: list[FaultyProvider]
 ):
@@ -162,6 +164,7 @@ async def test_a_sandbox_that_cannot_be_released_holds_up_neither_the_verdict_no
     await entry.close()
 
 
+@pytest.mark.long
 async def test_what_fails_before_the_first_question_is_tried_again_inside_the_callers_session(
     call: Caller, proxy: FakeProxy, record: dict[str, Any], query: Any, faulty: list[FaultyProvider]
 ):

@@ -94,6 +94,7 @@ async def test_a_second_call_with_the_same_key_attaches_and_another_request_unde
     assert query("select count(*) from rollouts") == [(1,)]
 
 
+@pytest.mark.long
 async def test_of_two_calls_that_wait_for_one_rollout_a_cancelled_one_does_not_stop_it(
     own: RolloutWorkflow, proxy: FakeProxy, record: dict[str, Any], query: Any
 ):

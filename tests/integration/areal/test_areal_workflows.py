@@ -117,6 +117,7 @@ async def test_a_session_that_is_gone_ends_the_rollout_with_one_request(
     assert proxy.sessions[key].requests == 1
 
 
+@pytest.mark.long
 async def test_a_prompt_that_does_not_fit_is_an_end_of_the_agent_whose_patch_counts(
     workflow: Any, record: dict[str, Any], proxy: FakeProxy, query: Any
 ):

@@ -55,6 +55,7 @@ def checks(command: Command, *arguments: str, code: int = 0) -> dict[str, dict[s
     return {found["check"]: found for found in map(json.loads, ran.stdout.splitlines())}
 
 
+@pytest.mark.long
 def test_a_worker_that_can_train_passes_and_has_its_database(command: Command, tmp_path: Path):
     command.environ["OPENAI_BASE_URL"] = "none"  # what AReaL's proxy sets
     found = checks(command)
@@ -72,6 +73,7 @@ def test_a_worker_that_can_train_passes_and_has_its_database(command: Command, t
     assert [path.name for path in command.folder.iterdir() if not path.name.startswith(".said-")] == []
 
 
+@pytest.mark.long
 def test_what_every_rollout_would_stumble_over_is_named_and_fails(command: Command, tmp_path: Path):
     command.environ |= {
         "ROLLOUTS_DATABASE_URL": f"postgresql://me:{SECRET}@127.0.0.1:9/rollouts",
@@ -172,6 +174,7 @@ def test_an_entry_that_cannot_be_imported_fails_with_the_last_word_of_the_interp
     assert found.found == "cannot be imported: ModuleNotFoundError: No module named 'aweagent.lifecycle'"
 
 
+@pytest.mark.long
 def test_another_checkout_that_areal_would_take_first_is_named(variables: pytest.MonkeyPatch, tmp_path: Path):
     package = tmp_path / "aweagent"
     package.mkdir()
