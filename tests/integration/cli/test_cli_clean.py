@@ -103,6 +103,7 @@ def test_a_database_that_did_not_exist_proves_nothing(command: Command):
 async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opened(command: Command):
     await killed(command)
     hook = [sys.executable, "-m", "aweagent.maintenance.clean_instances"]
+    command.environ["ROLLOUTS_DATABASE_URL"] = str(command.database)
     ran = await asyncio.to_thread(
         subprocess.run, hook, cwd=command.folder, env={**command.environment(), "PYTHONPATH": str(ROOT)}, capture_output=True,
         text=True, check=False,
