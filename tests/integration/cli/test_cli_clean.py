@@ -114,7 +114,7 @@ async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opene
         "1 sandboxes removed, 0 belong to live workers, 0 not proven gone",
     ]
     none = await asyncio.to_thread(
-        subprocess.run, hook, cwd=command.folder, env={**command.environment(), "LOG_DIR": str(command.folder / "nowhere")},
+        subprocess.run, hook, cwd=command.folder, env={**command.environment(), "ROLLOUTS_DATABASE_URL": str(command.folder / "nowhere.db")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert none.returncode == 1
