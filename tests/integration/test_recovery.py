@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IDLE = {"tool_calls": [{"name": "submit"}]}
 LOOK = {"tool_calls": [{"name": "bash", "arguments": {"command": "touch new"}}]}
-pytestmark = pytest.mark.databases("sqlite")
+pytestmark = [pytest.mark.long, pytest.mark.databases("sqlite")]
 
 
 async def stuck(machine: Machine) -> str:

@@ -127,6 +127,7 @@ async def test_cancelling_is_prompt_and_the_sandbox_is_released_behind_it(
     assert query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
 
 
+@pytest.mark.long
 async def test_a_rollout_key_tells_apart_what_a_shared_key_does_not(
     own: RolloutWorkflow,
     proxy: FakeProxy,
@@ -146,6 +147,7 @@ async def test_a_rollout_key_tells_apart_what_a_shared_key_does_not(
     assert caplog.text.count("a key that is not their own") <= 1
 
 
+@pytest.mark.long
 async def test_the_files_of_an_episode_are_written_from_what_is_stored(
     own: RolloutWorkflow, proxy: FakeProxy, record: dict[str, Any], tmp_path: Path
 ):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Finished = tuple[Command, subprocess.CompletedProcess[str]]
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture
 def both(finished: Finished, tmp_path: Path) -> tuple[Command, Path]:
     """Two databases of two hosts, with other rollouts in each: (command, the folder of both)."""
