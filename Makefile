@@ -8,8 +8,9 @@ BIN := .venv/bin
 demo: .venv/core.stamp sandbox-tools
 	@examples/demo.sh
 
+# Most tests wait for processes and syncs rather than for a core, so three workers suit two cores.
 test: .venv/dev.stamp sandbox-tools test-tools
-	$(BIN)/pytest -q -n auto -m "not long"
+	$(BIN)/pytest -q -n 3 --dist worksteal -m "not long"
 
 test-long: .venv/dev.stamp sandbox-tools test-tools
 	@$(BIN)/pytest -q -m long || { code=$$?; [ $$code -eq 5 ] && echo "no long tests yet" || exit $$code; }

@@ -234,10 +234,7 @@ async def test_a_killed_worker_leaves_nothing_that_release_does_not_find(tmp_pat
     proof = await provider.release(key)
     assert key in proof
     assert provider.ref in proof
-    deadline = time.monotonic() + 5
-    while sleepers(key) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    assert sleepers(key) == []
+    assert await settled(key, 0) == []
     assert not (tmp_path / "boxes" / key).exists()
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     assert await provider.release(key)
@@ -261,6 +258,14 @@ def sleepers(key: str) -> list[str]:
     return found
 
 
+async def settled(key: str, count: int) -> list[str]:
+    """The sandbox's sleepers once there are `count` of them, or after five seconds."""
+    deadline = time.monotonic() + 5
+    while len(found := sleepers(key)) != count and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    return found
+
+
 async def test_the_machine_has_no_process_of_a_call_once_it_returns(box):
     leave = ["bash", "-c", "for i in 1 2 3; do setsid -f sleep 779; done"]
     for _ in range(5):
@@ -271,7 +276,7 @@ async def test_the_machine_has_no_process_of_a_call_once_it_returns(box):
     assert (await box.shell(f"{leave[2]}; sleep 779", timeout_s=0.3)).timed_out
     assert sleepers(box.key) == []
     await box.shell(leave[2], timeout_s=20)
-    assert len(sleepers(box.key)) == 3
+    assert len(await settled(box.key, 3)) == 3
     await box.stop()
     assert sleepers(box.key) == []
 

@@ -29,7 +29,7 @@ def told(found: protocol.Found) -> str:
     return "\n".join([f"{found.broken} ({found.states} states):", *(f"  {step}" for step in found.trace)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_interleaving_of_the_protocol_breaks_an_invariant():
     found = protocol.search(protocol.Rules())
     sys.stdout.write(f"searched {found.states} states over {found.steps} steps\n")

@@ -31,7 +31,7 @@ async def killed_at(command: Command, steps: int, *more: str) -> None:
     await process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_killed_run_is_resumed_to_the_rewards_of_an_undisturbed_one_and_only_once(command: Command):
     await killed_at(command, 2)
     planned = await asyncio.to_thread(command, "resume", "--dry-run", "--json")

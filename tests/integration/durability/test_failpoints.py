@@ -210,7 +210,7 @@ def check_recovered(before: Dump, after: Dump, claimed: list[str]) -> None:
     assert facts.violations(after) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.databases("sqlite")
 def test_a_process_that_dies_at_a_failpoint_leaves_all_of_its_write_or_nothing(
     forks: ForkServer, database: Database
@@ -256,6 +256,7 @@ def check_breaks(forks: ForkServer, database: Database, wanted: list[Case]) -> N
         assert not facts.difference(now, twins.after(case, 0 if refused else 1)), (case, fatal)
 
 
+@pytest.mark.long
 def test_a_write_that_breaks_at_a_failpoint_is_told_or_made_once(forks: ForkServer, database: Database):
     check_breaks(forks, database, one_of_each_point(1))
 

@@ -45,6 +45,7 @@ def taken_over(forks: ForkServer, arguments: dict[str, str], rollout_id: str) ->
     return facts.dump(arguments["url"])
 
 
+@pytest.mark.long
 def test_an_owner_that_is_out_of_sight_may_live_and_keeps_its_sandbox_to_itself(
     forks: ForkServer, database: Database, tmp_path: Path
 ):
@@ -56,6 +57,7 @@ def test_an_owner_that_is_out_of_sight_may_live_and_keeps_its_sandbox_to_itself(
     assert [box["role"] for box in ended["sandboxes"]].count("task") == 2
 
 
+@pytest.mark.long
 def test_a_sandbox_is_used_only_when_everybody_who_ever_had_it_is_provably_dead(
     forks: ForkServer, database: Database, tmp_path: Path
 ):
@@ -73,12 +75,7 @@ def test_a_sandbox_is_used_only_when_everybody_who_ever_had_it_is_provably_dead(
 
 @pytest.mark.parametrize(
     "death",
-    [
-        pytest.param(
-            name, marks=() if name in ("after the first step", "at the second answer") else pytest.mark.long
-        )
-        for name in DEATHS
-    ],
+    [pytest.param(name, marks=() if name == "at the second answer" else pytest.mark.long) for name in DEATHS],
 )
 def test_the_work_of_a_dead_worker_goes_on_after_its_last_step_unless_the_sandbox_may_be_ahead(
     forks: ForkServer, database: Database, tmp_path: Path, death: str
