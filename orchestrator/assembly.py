@@ -51,6 +51,7 @@ async def open_store(url: str, *, ttl_s: float = DEFAULT_TTL_S) -> Store:
         worker=await asyncio.to_thread(this_process, new_id()),
         edges=[(source.value, trigger, to.value) for (source, trigger), to in states.EDGES.items()],
         new_uuid=str(uuid.uuid4()),
+        fsm_version=states.FSM_VERSION,
         ttl_s=ttl_s,
     )
 
@@ -71,9 +72,9 @@ class Worker:
         return cls(store=store, heartbeat=heartbeat)
 
     @classmethod
-    async def start_existing(cls, url: str) -> Worker:
-        """Open a database that is there already; raises as `open_existing` does."""
-        store = await open_existing(url)
+    async def start_existing(cls, url: str, *, only_look: bool = False) -> Worker:
+        """Open a database that is there already; `only_look` and what it raises as for `open_existing`."""
+        store = await open_existing(url, only_look=only_look)
         heartbeat = Heartbeat(store)
         await heartbeat.__aenter__()
         return cls(store=store, heartbeat=heartbeat)
@@ -110,15 +111,20 @@ class Worker:
         )
 
 
-async def open_existing(url: str) -> Store:
+async def open_existing(url: str, *, only_look: bool = False) -> Store:
     """Open a database that is there already: a new one would know of nothing, and prove nothing.
 
-    Raises `errors.NothingKnown`, also when it cannot be reached or used.
+    With `only_look` an older schema stays as it is. Raises `errors.NothingKnown`, also when it cannot be reached or used.
     """
-    from store import engine, soundness
+    from store import engine, revisions, soundness
 
     try:
         known = await asyncio.to_thread(soundness.standing, url)
+        if known is not None and only_look and known < revisions.newest():
+            raise errors.NothingKnown(
+                f"{engine.shown(engine.parse_url(url))} is at schema {known}, which only looking does not change",
+                hint="run `rollouts db upgrade` first",
+            )
         if known is not None:
             return await open_store(url)
     except store_errors.StoreError as e:
@@ -166,7 +172,7 @@ async def clean(
     """Sweep an existing database's sandboxes (see `recovery.clean`); raises as `open_existing` does."""
     from orchestrator.sandbox import registry
 
-    store = await open_existing(url)
+    store = await open_existing(url, only_look=dry_run)
     try:
         provider_of = cache(provider_named)
         also = [(name, ref) for name in registry.PROVIDER_NAMES if (ref := _present_ref(name))]

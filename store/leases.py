@@ -88,6 +88,7 @@ def claim(
     dialect: Dialect,
     worker: WorkerIdentity,
     *,
+    fsm_version: int,
     ttl_ms: int,
     limit: int,
     run_id: str | None = None,
@@ -96,20 +97,17 @@ def claim(
 ) -> list[rows.Lease]:
     """Take rollouts that nobody works on: not terminal, due (unless `early`), and without a live lease.
 
+    Those of a later state machine than `fsm_version` are not for this program.
+
     An attempt that its owner never ended is closed as `crashed` and counted.
     """
     due = (
         sa.select(rollouts.c.id)
-        .where(
-            IS_LIVE,
-            rollouts.c.not_before <= dialect.now,
-            _unheld(dialect),
-        )
-        .order_by(rollouts.c.not_before, rollouts.c.id)
+        .where(IS_LIVE, _unheld(dialect), rollouts.c.fsm_version <= fsm_version)
         .limit(limit)
     )
-    if early:
-        due = sa.select(rollouts.c.id).where(IS_LIVE, _unheld(dialect)).limit(limit)
+    if not early:
+        due = due.where(rollouts.c.not_before <= dialect.now).order_by(rollouts.c.not_before, rollouts.c.id)
     if run_id is not None:
         due = due.where(rollouts.c.run_id == run_id)
     if ids is not None:

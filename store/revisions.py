@@ -18,22 +18,54 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 def upgrade(connection: sa.Connection, to: str = "head") -> None:
     """Run the migrations that are missing, in the transaction of `connection`.
 
-    Raises `StoreUnusable` when the database is newer than this program.
+    Raises `StoreUnusable` when the database is too new for this program, and before a migration that takes something
+    away from running programs while a rollout is held.
     """
-    at = current(connection)
-    if at == newest():
+    at = standing(connection)
+    if at is not None and at >= newest():
         return
-    check_known(at)
     from alembic import command
 
-    command.upgrade(_config(connection), to)
+    config = _config(connection)
+    _check_unheld(connection, config, at)
+    command.upgrade(config, to)
 
 
-def check_known(at: str | None) -> None:
-    """Raise `StoreUnusable` for a revision that this program has never heard of."""
-    if at is not None and at not in known():
+def standing(connection: sa.Connection) -> str | None:
+    """Return the revision the database is at, None for an empty one.
+
+    It may be newer than this program, as migrations only add, up to one that says otherwise in `schema_meta.min_code`;
+    raises `StoreUnusable` from there on.
+    """
+    at = current(connection)
+    if at is None or at in known():
+        return at
+    oldest = connection.exec_driver_sql("SELECT value FROM schema_meta WHERE key = 'min_code'").scalar()
+    if oldest is None or str(oldest) > newest():
         raise errors.StoreUnusable(
-            f"the database is at schema {at}, newer than this program's {newest()}", hint="update the program"
+            f"the database is at schema {at}, newer than this program's {newest()} and closed to it",
+            hint="update the program",
+        )
+    return at
+
+
+def _check_unheld(connection: sa.Connection, config: Any, at: str | None) -> None:  # noqa: ANN401 - see `_config`
+    """Refuse a migration that declares `additive = False` while somebody works by the schema of before."""
+    from alembic.script import ScriptDirectory
+
+    missing = [
+        r for r in ScriptDirectory.from_config(config).walk_revisions() if at is not None and r.revision > at
+    ]
+    breaking = [r.revision for r in missing if not getattr(r.module, "additive", True)]
+    if not breaking:
+        return
+    held = connection.exec_driver_sql(
+        "SELECT count(*) FROM rollouts WHERE lease_owner IS NOT NULL"
+    ).scalar_one()
+    if held:
+        raise errors.StoreUnusable(
+            f"migration {min(breaking)} changes what running programs rely on, and {held} rollouts are held",
+            hint="let the workers finish or stop them, then `rollouts clean`, then repeat",
         )
 
 

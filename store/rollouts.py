@@ -38,6 +38,7 @@ class Store:
         worker: WorkerIdentity,
         uuid: str,
         dialect: Dialect,
+        fsm_version: int,
         ttl_s: float,
         outage_s: float,
     ) -> None:
@@ -45,6 +46,7 @@ class Store:
         self.worker = worker
         self.uuid = uuid
         self.dialect = dialect
+        self._fsm_version = fsm_version
         self.ttl_s = ttl_s
         """How long a lease lasts without renewal."""
         self.history = History(url, outage_s=outage_s)
@@ -64,13 +66,15 @@ class Store:
         worker: WorkerIdentity,
         edges: Iterable[tuple[str, str, str]],
         new_uuid: str,
+        fsm_version: int = 1,
         now_sql: str | None = None,
         ttl_s: float = DEFAULT_TTL_S,
         outage_s: float = DEFAULT_OUTAGE_S,
     ) -> Self:
         """Open or create the database at `url` and register this worker.
 
-        `edges` are the state machine's (source, trigger, destination); `new_uuid` names a store made by this call;
+        `edges` are the state machine's (source, trigger, destination) and `fsm_version` its number: rollouts of a later
+        one, which newer programs submitted meanwhile, are left to them; `new_uuid` names a store made by this call;
         `now_sql` replaces the SQL that gives epoch milliseconds; `outage_s` is how long to wait for a database that is
         away. Raises `errors.StoreUnusable` or `StoreUnreachable`.
         """
@@ -83,7 +87,15 @@ class Store:
         finally:
             given_up.set()  # a cancelled open must not leave a thread behind that waits for its turn
         dialect = Dialect.of(parsed, now_sql)
-        store = cls(parsed, worker=worker, uuid=uuid, dialect=dialect, ttl_s=ttl_s, outage_s=outage_s)
+        store = cls(
+            parsed,
+            worker=worker,
+            uuid=uuid,
+            dialect=dialect,
+            fsm_version=fsm_version,
+            ttl_s=ttl_s,
+            outage_s=outage_s,
+        )
         try:
             await store._writer.write("register", lambda c: leases.register(c, dialect, worker))
             store._writer.outage_s = outage_s
@@ -133,7 +145,15 @@ class Store:
         return await self._writer.write(
             "claim",
             lambda c: leases.claim(
-                c, self.dialect, self.worker, ttl_ms=ttl_ms, limit=limit, run_id=run_id, ids=ids, early=early
+                c,
+                self.dialect,
+                self.worker,
+                fsm_version=self._fsm_version,
+                ttl_ms=ttl_ms,
+                limit=limit,
+                run_id=run_id,
+                ids=ids,
+                early=early,
             ),
         )
 

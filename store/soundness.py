@@ -25,7 +25,7 @@ def standing(url: str) -> str | None:
     not answer.
     """
     with _reading(url) as connection:
-        return _known(connection)
+        return revisions.standing(connection)
 
 
 def bring_forward(url: str, edges: set[tuple[str, str, str]], *, store_uuid: str) -> str | None:
@@ -49,10 +49,14 @@ def complaints(url: str) -> list[str]:
         found = list(_damage(connection))
         if found:
             return found
-        at = _known(connection)
-        if at != revisions.newest():
+        at, newest = revisions.standing(connection), revisions.newest()
+        if at is None or at < newest:
             return [
-                f"the schema is at {at or 'none'}, behind this program's {revisions.newest()}: run `rollouts db upgrade`"
+                f"the schema is at {at or 'none'}, behind this program's {newest}: run `rollouts db upgrade`"
+            ]
+        if at > newest:
+            return [
+                f"the schema is at {at}, newer than this program's {newest}: check it with the newer program"
             ]
         return [
             *_differences(connection),
@@ -86,12 +90,6 @@ def _reading(url: str) -> Iterator[sa.Connection]:
             yield connection
     except sa.exc.DBAPIError as e:
         raise engine.explained(e, parsed) from e
-
-
-def _known(connection: sa.Connection) -> str | None:
-    at = revisions.current(connection)
-    revisions.check_known(at)
-    return at
 
 
 def _damage(connection: sa.Connection) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from store import place
+from store import workers as process
 from store.schema import IS_LIVE, LEDGER_OPEN, STATES, TERMINAL, grades, rewards, rollouts, sandboxes, workers
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _KEY_OF_WORKER = (13, 32)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
-    """Rollouts that are not over, each counted once."""
+    """Rollouts that are not over, each counted once (`forgotten` ones also as `unowned`)."""
 
     at_work: int
     """With a lease that has not run out."""
@@ -41,6 +42,8 @@ class Live:
     """Given back, and not due yet."""
     unowned: int
     """Given back, due, and claimed by nobody since."""
+    forgotten: int
+    """Of those the ones that have been due for longer than `OVERDUE_MS`."""
     stale: int
     """With a lease that ran out: the owner vanished."""
 
@@ -88,7 +91,7 @@ class Standing:
     """State -> rollouts, for every state."""
     live: Live
     workers: int
-    """That gave a sign of life lately and are not ending."""
+    """That gave a sign of life lately, are not ending, and are not seen from here to have gone."""
     ledger: Ledger
     oldest: Oldest | None
     failures: dict[str, int]
@@ -115,7 +118,7 @@ async def read(connection: AsyncConnection, dialect: Dialect) -> Standing:
         at=now,
         states={state: states.get(state, 0) for state in STATES},
         live=Live(**live._mapping),
-        workers=(await rows(sa.select(sa.func.count()).where(*_is_alive(now))))[0][0],
+        workers=_running(await rows(sa.select(workers).where(*_is_alive(now)))),
         ledger=_ledger_of(await rows(_ledger(now))),
         oldest=Oldest(
             **{k: v for k, v in oldest[0]._mapping.items() if k != "created_at"},
@@ -145,6 +148,7 @@ def _live(now: int) -> sa.Select[Any]:
             _counted(free & ~claimed, "backlog"),
             _counted(free & claimed & (r.not_before > now), "waiting"),
             _counted(free & claimed & (r.not_before <= now), "unowned"),
+            _counted(free & claimed & (r.not_before <= now - OVERDUE_MS), "forgotten"),
             _counted(r.lease_until < now, "stale"),
         )
         .select_from(rollouts)
@@ -160,6 +164,11 @@ def _oldest() -> sa.Select[Any]:
 
 def _is_alive(now: int) -> tuple[sa.ColumnElement[bool], ...]:
     return (workers.c.stopping == 0, workers.c.heartbeat_at >= now - SILENT_MS)
+
+
+def _running(heard_of: list[sa.Row[Any]]) -> int:
+    here = process.this_process("")
+    return sum(process.runs(process.Recorded.of(row._mapping), here) is not False for row in heard_of)
 
 
 def _ledger(now: int) -> sa.Select[Any]:

@@ -67,8 +67,8 @@ def clean(
         for ref, why in done.unknown.items():
             say(f"unknown: {ref} could not be asked: {why}")
         say((f"{assembly.shown(url)}: " if len(urls) > 1 else "") + _summary(done, dry_run=dry_run))
-    proven = len(cleaned) == len(urls) and (dry_run or all(done.clean for done in cleaned.values()))
-    raise typer.Exit(0 if proven else 1)
+    proven = all(not done.unknown if dry_run else done.clean for done in cleaned.values())
+    raise typer.Exit(0 if proven and len(cleaned) == len(urls) else 1)
 
 
 def _check_write_off(ref: str | None, reason: str | None, *, dry_run: bool) -> None:

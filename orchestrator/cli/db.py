@@ -33,8 +33,8 @@ def upgrade(db: Db = None) -> None:
     edges = {(source.value, trigger, to.value) for (source, trigger), to in EDGES.items()}
     before, head = soundness.bring_forward(url, edges, store_uuid=str(uuid.uuid4())), revisions.newest()
     where = engine.shown(engine.parse_url(url))
-    if before == head:
-        say(f"{where} is at schema {head} already")
+    if before is not None and before >= head:
+        say(f"{where} is at schema {before} already")
     else:
         say(f"{where}: {f'upgraded from schema {before}' if before else 'created'}, now at {head}")
 

@@ -26,6 +26,10 @@ TERMINATED = 128 + signal.SIGTERM
 """Exit code when the system stopped the command."""
 
 
+_BESIDE = (".lock", "-wal", "-shm", "-journal")
+"""What SQLite and our queue keep beside a database file; a pattern does not mean them."""
+
+
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's work to its end; Ctrl-C or SIGTERM cancels it, waits for its clean-up and ends the program.
 
@@ -75,7 +79,7 @@ def database_urls(arguments: Sequence[str] | None) -> list[str]:
     for argument in arguments or [""]:
         path = argument.removeprefix("sqlite:///")
         if argument and ("*" in path or "?" in path) and "://" not in path:
-            files = sorted(glob.glob(path))  # noqa: PTH207 - the pattern may be absolute
+            files = sorted(f for f in glob.glob(path) if not f.endswith(_BESIDE))  # noqa: PTH207 - may be absolute
             if not files:
                 raise errors.UsageError(
                     f"--db {argument}: no file fits", hint="quote the pattern; name a file"

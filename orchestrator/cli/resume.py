@@ -98,7 +98,7 @@ class _Asked:
 async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
     from orchestrator import assembly
 
-    worker = await assembly.Worker.start_existing(url)
+    worker = await assembly.Worker.start_existing(url, only_look=dry_run)
     try:
         items = await _planned(worker.store, asked)
         taken = [

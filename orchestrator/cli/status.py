@@ -71,6 +71,10 @@ def needs_of(found: Standing) -> list[Need]:
     if not found.workers:
         unfinished = live.backlog + live.waiting + live.unowned
         needs.insert(1, Need("unfinished rollouts while no worker runs", unfinished, "rollouts resume"))
+    else:
+        needs.insert(
+            1, Need("rollouts that nobody took up for 10 minutes", live.forgotten, "rollouts resume")
+        )
     for cause in (FailureClass.INTERNAL, FailureClass.TASK_INVALID):
         what = f"rollouts that failed as {cause.value} in the last hour"
         needs.append(Need(what, found.failures.get(cause, 0), "rollouts list --state failed"))

@@ -75,6 +75,29 @@ class PostgresServer:
         query = "SELECT application_name, pid FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
         return [(str(name), int(pid)) for name, pid in self.admin.execute(query, [database]).fetchall()]
 
+    def add_user(self, name: str, password: str) -> None:
+        """Make a user who has to give a password, on a server that was started here."""
+        if self._folder is None:
+            raise ValueError("who may log in is the running server's own matter")
+        create = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(
+            sql.Identifier(name), sql.Literal(password)
+        )
+        self.admin.execute(create)
+        rules = self._folder / "pg_hba.conf"
+        rules.write_text(f"local all {name} scram-sha-256\n{rules.read_text()}")
+        self.admin.execute("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            try:
+                wrong = psycopg.conninfo.make_conninfo(
+                    **self._info | {"user": name, "password": f"not {password}"}
+                )
+                psycopg.connect(wrong).close()
+            except psycopg.OperationalError:
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"the server does not ask {name} for a password")
+
     def close(self) -> None:
         """Stop the server if it was started here, and remove its files."""
         self.admin.close()

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from store import soundness
 from tests.integration.cli.conftest import ROOT
+from tests.integration.cli.test_cli_db import migrated
 from tests.integration.cli.test_cli_run import endpoint, slow
 
 if TYPE_CHECKING:
@@ -99,6 +101,16 @@ def test_a_database_that_did_not_exist_proves_nothing(command: Command):
     assert not command.database.exists()
 
 
+def test_a_dry_run_leaves_an_older_schema_as_it_is(command: Command):
+    command.database.parent.mkdir(exist_ok=True)
+    migrated(command.database, "0001")
+    for words in ("clean", "resume"):
+        ran = command(words, "--dry-run")
+        assert ran.returncode == 1
+        assert "rollouts db upgrade" in ran.stderr
+    assert soundness.standing(f"sqlite:///{command.database}") == "0001"
+
+
 @pytest.mark.long
 async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opened(command: Command):
     await killed(command)
@@ -127,10 +139,11 @@ async def test_an_authority_that_will_never_answer_is_written_off_with_a_reason_
 ):
     await killed(command)
     change(command, "update sandboxes set provider_ref = 'local:gone:boot:1-2:/nowhere'")
-    cleaned = command("clean")
-    assert cleaned.returncode == 1
-    assert "could not be asked" in cleaned.stderr
-    assert command.query(STATUS) == [["releasing", "1"]]
+    for words, status in ((["clean", "--dry-run"], "live"), (["clean"], "releasing")):
+        cleaned = command(*words)
+        assert cleaned.returncode == 1
+        assert "could not be asked" in cleaned.stderr
+        assert command.query(STATUS) == [[status, "1"]]
     write_off = ("clean", "--write-off", "local:gone:boot:1-2:/nowhere")
     assert command(*write_off).returncode == 2
     assert command(*write_off, "--reason", "x", "--dry-run").returncode == 2

@@ -77,7 +77,8 @@ def test_show_finds_a_rollout_wherever_it_is_and_refuses_what_several_have(both:
 
 def test_status_clean_and_resume_treat_each_of_them(both: tuple[Command, Path]):
     command, folder = both
-    pattern = ["--db", str(folder / "*.db")]
+    (folder / "one.db.lock").touch()
+    pattern = ["--db", str(folder / "*")]
     told = [json.loads(line) for line in command("status", "--json", *pattern).stdout.splitlines()]
     assert [one["states"]["released"] for one in told] == [3, 3]
     cleaned = command("clean", *pattern)

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -198,6 +199,25 @@ def test_a_wrong_address_user_or_database_of_postgresql_is_told_without_the_pass
         with pytest.raises(errors.NeverReached, match=r"no-such-host|nobody") as refused:
             soundness.bring_forward(url, EDGES, store_uuid="u")
         assert "hunter2" not in f"{refused.value}{refused.value.hint}"
+
+
+@pytest.mark.postgres
+def test_a_wrong_password_is_told_without_either_password_and_the_right_one_opens(
+    command: Command, postgres_server: PostgresServer
+):
+    if postgres_server.folder is None:
+        pytest.skip("THE SERVER IS NOT OURS: who may log in there is not for a test to change")
+    user = f"locked{uuid.uuid4().hex[:8]}"
+    postgres_server.add_user(user, "r1ght")
+    address = postgres_server.url("postgres").split("@", 1)[1]
+    for given in (f"{user}:hunter2", user):
+        ran = command("db", "upgrade", "--db", f"postgresql://{given}@{address}")
+        said = told_in_one_message(ran, 2)
+        assert "password" in said
+        assert user in said
+        assert not re.search("hunter2|r1ght", ran.stderr + ran.stdout)
+    ran = command("db", "current", "--db", f"postgresql://{user}:r1ght@{address}")
+    assert (ran.returncode, "r1ght" in ran.stderr + ran.stdout) == (0, False)
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path):

@@ -133,6 +133,9 @@ def test_a_database_must_open_and_be_at_the_newest_schema(command: Command):
     assert checks(command)["schema"]["found"] == f"{revisions.newest()}, the newest"
     with closing(sqlite3.connect(command.database)) as raw, raw:
         raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    assert checks(command)["schema"]["found"].endswith("and open to it")
+    with closing(sqlite3.connect(command.database)) as raw, raw:
+        raw.execute("UPDATE schema_meta SET value = '9999' WHERE key = 'min_code'")
     assert "newer than this program" in checks(command, code=1)["schema"]["found"]
     command.database.write_bytes(b"something else altogether")
     assert "is not a SQLite database" in checks(command, code=1)["schema"]["found"]

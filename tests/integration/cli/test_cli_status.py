@@ -105,13 +105,13 @@ async def test_every_rollout_that_is_not_over_is_counted_in_one_place(world: Wor
         await world.claimed()
     for _ in range(3):
         await world.given_back(delay_ms=HOUR)
-    for _ in range(4):
-        await world.given_back(delay_ms=0)
+    last = [await world.given_back(delay_ms=0) for _ in range(4)][-1]
     for _ in range(5):
         await world.stale()
+    world.ask(f"UPDATE rollouts SET not_before = NOW - {HOUR} WHERE id = '{last}'")
     await world.failed("cancelled")
     found = await world.look()
-    assert found.live == standing.Live(backlog=1, at_work=2, waiting=3, unowned=4, stale=5)
+    assert found.live == standing.Live(backlog=1, at_work=2, waiting=3, unowned=4, forgotten=1, stale=5)
     assert found.states == {
         "created": 15, "sandbox_ready": 0, "agent_running": 0, "patched": 0, "graded": 0, "released": 0, "failed": 1,
     }  # fmt: skip
@@ -248,6 +248,25 @@ async def test_what_needs_a_person_is_named_with_the_command_to_run(
     ]
 
 
+async def test_a_killed_worker_counts_for_nobody_and_a_rollout_nobody_takes_up_is_told(
+    world: World, command: Command, database: Database
+):
+    given_back = await world.given_back(delay_ms=0)
+    world.ask(f"UPDATE rollouts SET not_before = NOW - {HOUR} WHERE id = '{given_back}'")
+    alive = command("status", "--check", "--db", database.url)
+    assert (alive.returncode, alive.stderr) == (
+        1, "rollouts that nobody took up for 10 minutes: 1; run `rollouts resume`\n",
+    )  # fmt: skip
+    world.ask("UPDATE workers SET pid_started = '1'")
+    assert (await world.look()).workers == 0
+    dead = command("status", "--check", "--db", database.url)
+    assert (dead.returncode, dead.stderr) == (
+        1, "unfinished rollouts while no worker runs: 1; run `rollouts resume`\n",
+    )  # fmt: skip
+    world.ask("UPDATE workers SET host = 'elsewhere'")
+    assert (await world.look()).workers == 1
+
+
 async def test_json_is_one_object_with_everything(world: World, command: Command, database: Database):
     await world.stale()
     await world.graded("b", masked=True)
@@ -256,7 +275,14 @@ async def test_json_is_one_object_with_everything(world: World, command: Command
     assert (ran.returncode, len(ran.stdout.splitlines())) == (1, 1)
     said = json.loads(ran.stdout)
     assert said["states"]["created"] == 3
-    assert said["live"] == {"at_work": 0, "backlog": 2, "waiting": 0, "unowned": 0, "stale": 1}
+    assert said["live"] == {
+        "at_work": 0,
+        "backlog": 2,
+        "waiting": 0,
+        "unowned": 0,
+        "forgotten": 0,
+        "stale": 1,
+    }
     assert said["masked"] == [{"instance_id": "b", "graded": 2, "masked": 1, "share": 0.5}]
     assert said["failures_last_hour"] == {}
     assert [(need["number"], need["run"]) for need in said["needs"]] == [(1, "rollouts resume")]

@@ -53,7 +53,15 @@ class Bench:
         dialect = Dialect.of(parsed, CLOCK)
 
         async def opened() -> Store:
-            store = Store(parsed, worker=worker, uuid="0" * 32, dialect=dialect, ttl_s=TTL_S, outage_s=5.0)
+            store = Store(
+                parsed,
+                worker=worker,
+                uuid="0" * 32,
+                dialect=dialect,
+                fsm_version=1,
+                ttl_s=TTL_S,
+                outage_s=5.0,
+            )
             await store._writer.write("register", lambda c: leases.register(c, dialect, worker))
             return store
 

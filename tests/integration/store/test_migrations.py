@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import sqlalchemy as sa
 from store import engine, errors, revisions, rows, schema, soundness, triggers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.conftest import Database, OpenStore
 
@@ -61,6 +63,11 @@ def populate(connection: sa.Connection) -> None:
     has_evidence = sa.inspect(connection).has_table("grades")
     if has_evidence:
         evidence(connection)
+    if sa.inspect(connection).has_table("deliveries"):
+        insert(
+            connection, "deliveries", delivery_id="d", rollout_id="r4", at=7, session_ref="s", policy_version="1",
+            kind="value", value=1.0,
+        )  # fmt: skip
 
 
 def rollout(connection: sa.Connection, name: str, steps: int) -> None:
@@ -127,11 +134,12 @@ def evidence(connection: sa.Connection) -> None:
 
 
 def contents(connection: sa.Connection, columns: dict[str, list[str]]) -> dict[str, tuple[int, str]]:
-    """Return table -> (rows, digest of these columns of all of them)."""
+    """Return table -> (rows, digest of these columns of all of them); of `schema_meta` what no migration makes."""
     found = {}
     for table, names in columns.items():
         listed = ", ".join(f'"{name}"' for name in names)
-        query = sa.text(f"SELECT {listed} FROM {table}")
+        ours = " WHERE key = 'store_uuid'" if table == "schema_meta" else ""
+        query = sa.text(f"SELECT {listed} FROM {table}{ours}")
         lines = sorted(
             repr([bytes(v) if isinstance(v, memoryview) else v for v in row])
             for row in connection.execute(query)
@@ -271,9 +279,12 @@ def test_whatever_somebody_switched_off_is_missed(database: Database, harm: str,
 
 
 @pytest.mark.databases
-async def test_a_newer_schema_is_refused_with_both_revisions(open_store: OpenStore, database: Database):
+@pytest.mark.parametrize("oldest", [None, "9998"])
+async def test_a_schema_that_is_too_new_is_refused_with_both_revisions(
+    open_store: OpenStore, database: Database, oldest: str | None
+):
     await (await open_store()).close()
-    database.ask("UPDATE alembic_version SET version_num = '9999'")
+    newer(database, oldest)
     both = f"9999.*{revisions.newest()}"
     for refuse in (soundness.standing, soundness.complaints):
         with pytest.raises(errors.StoreUnusable, match=both):
@@ -282,6 +293,65 @@ async def test_a_newer_schema_is_refused_with_both_revisions(open_store: OpenSto
         with pytest.raises(errors.StoreUnusable, match=both):
             await open_store()
     database.ask(f"UPDATE alembic_version SET version_num = '{revisions.newest()}'")
+
+
+def newer(database: Database, oldest: str | None) -> None:
+    """Let a later program have been here, after which programs must know the revision `oldest`."""
+    database.ask("UPDATE alembic_version SET version_num = '9999'")
+    database.ask("DELETE FROM schema_meta WHERE key = 'min_code'")
+    if oldest is not None:
+        database.ask(f"INSERT INTO schema_meta VALUES ('min_code', '{oldest}')")
+
+
+async def test_a_newer_schema_that_still_serves_this_program_is_worked_in_and_judged_by_nobody_else(
+    open_store: OpenStore, database: Database, new_rollout: Callable[..., rows.NewRollout]
+):
+    await (await open_store()).close()
+    newer(database, revisions.newest())
+    opened = await open_store()
+    await opened.submit([new_rollout()])
+    assert len(await opened.claim(limit=1)) == 1
+    await opened.close()
+    assert soundness.standing(database.url) == "9999"
+    assert soundness.complaints(database.url) == [
+        f"the schema is at 9999, newer than this program's {revisions.newest()}: check it with the newer program"
+    ]
+
+
+BREAKING = """from alembic import op
+
+revision, down_revision, additive = "9999", "{newest}", False
+
+
+def upgrade():
+    op.execute("UPDATE schema_meta SET value = '9999' WHERE key = 'min_code'")
+"""
+
+
+async def test_a_migration_that_breaks_running_programs_waits_until_nobody_holds_a_rollout(
+    open_store: OpenStore,
+    database: Database,
+    new_rollout: Callable[..., rows.NewRollout],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    running = await open_store()
+    await running.submit([new_rollout()])
+    (lease,) = await running.claim(limit=1)
+    later = tmp_path / "migrations"
+    shutil.copytree(revisions.MIGRATIONS, later)
+    (later / "versions" / "9999_breaking.py").write_text(BREAKING.format(newest=revisions.newest()))
+    monkeypatch.setattr(revisions, "MIGRATIONS", later)
+    with pytest.raises(errors.StoreUnusable, match=r"migration 9999 changes .* 1 rollouts are held"):
+        await open_store()
+    assert soundness.standing(database.url) == revisions.known()[-2]
+    await running.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
+    await (await open_store()).close()
+    assert soundness.standing(database.url) == "9999"
+    await running.close()
+    monkeypatch.undo()
+    with pytest.raises(errors.StoreUnusable, match="update|cannot use"):
+        await open_store()
 
 
 def test_an_empty_database_stands_at_no_revision(database: Database):
