@@ -103,7 +103,7 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
 
 _ITEM = {
     "i": str, "v": int, "f": int, "t": str, "c": int, "fc": str, "fm": str, "gb": int, "delay": int,
-    "crash": int, "infra": int, "grade": int, "actor": str, "op": str, "payload": str,
+    "crash": int, "infra": int, "grade": int, "actor": str, "op": str, "payload": dict,
 }  # fmt: skip
 
 _SPENT = """crash_count = rollouts.crash_count + item.crash, infra_count = rollouts.infra_count + item.infra,
@@ -147,8 +147,11 @@ _LOG_SQLITE = (
     " FROM {rows} CROSS JOIN rollouts AS r WHERE r.id = item.i"
 )
 """For the moves that were made. RETURNING cannot name the edge's source here: it is where the move before led to."""
-_LOG_POSTGRESQL = _LOG + "id, version, src, t, state, f, actor, op, now, CAST(payload AS jsonb) FROM done"
-_LOCKING = "FROM {rows} JOIN rollouts AS r ON r.id = item.i ORDER BY r.id FOR UPDATE OF r"
+_LOG_POSTGRESQL = _LOG + "id, version, src, t, state, f, actor, op, now, payload FROM done"
+_LOCKING = """FROM items AS item JOIN rollouts AS r ON r.id = item.i
+  WHERE r.id = ANY (ARRAY(SELECT i FROM items)) ORDER BY r.id FOR UPDATE OF r"""
+"""Of an array that is not known when the statement is planned, PostgreSQL expects few elements, and goes by the primary
+key however small the table is."""
 
 
 @cache
@@ -166,14 +169,15 @@ def _statement(dialect: Dialect, kind: str) -> str:
         return dialect.driver_sql(
             (_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item)
         )
+    items = f"WITH items AS MATERIALIZED (SELECT item.* FROM {item})"
     if kind == "lock":
-        return dialect.driver_sql(f"SELECT r.id {_LOCKING.format(rows=item)}")
+        return dialect.driver_sql(f"{items} SELECT r.id {_LOCKING}")
     returned = "RETURNING rollouts.id" + (
         ", e.src, item.t, item.f, item.actor, item.op, item.payload" if kind == "move" else ""
     )
     changed = changed.format(now=dialect.now_sql, rows="locked AS item")
     return dialect.driver_sql(
-        f"WITH locked AS MATERIALIZED (SELECT item.* {_LOCKING.format(rows=item)}),"
+        f"{items}, locked AS MATERIALIZED (SELECT item.* {_LOCKING}),"
         f" done AS ({changed.replace('RETURNING id', returned)})"
         + (f", logged AS ({_LOG_POSTGRESQL})" if kind == "move" else "")
         + " SELECT id, version, state, now FROM done"
@@ -200,7 +204,7 @@ def _item(change: Change) -> dict[str, Any]:
         **{budget: spent.count(budget) for budget in ("crash", "infra", "grade")},
         "actor": change.actor,
         "op": change.op_id,
-        "payload": rows.canonical_json(rows.storable(change.payload)),
+        "payload": rows.storable(change.payload),
     }
 
 

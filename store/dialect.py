@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,19 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SQLITE_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Epoch milliseconds; `unixepoch('subsec')` is NULL before SQLite 3.42."""
+
+BEGIN = "BEGIN IMMEDIATE"
+"""A deferred transaction that reads and then writes may be refused at once, however long it would wait."""
 
 POSTGRESQL_NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 """Epoch milliseconds; `now()` would stand still inside a transaction."""
 
 _PARAMETER = re.compile(r"(?<!:):(\w+)")
-_TYPES = {int: "bigint", str: "text"}
+_TYPES = {int: "bigint", str: "text", dict: "jsonb"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,19 @@ class Dialect:
             return run_sqlite(connection, statement, parameters)
         done = connection.exec_driver_sql(statement, parameters)
         return done.fetchall() if done.returns_rows else []
+
+    @contextmanager
+    def transaction(self, connection: sa.Connection) -> Iterator[None]:
+        """Commit at the end. After an error the connection is of no more use, and gives up the rest by being closed."""
+        if self.name != "sqlite":
+            with connection.begin():
+                yield
+            return
+        run_sqlite(connection, BEGIN, {})
+        yield
+        run_sqlite(connection, "COMMIT", {})
+        if connection.in_transaction():  # a statement that went SQLAlchemy's way let it believe that it had begun one
+            connection.commit()
 
     def driver_sql(self, text: str) -> str:
         """Return SQL with `:name` parameters as the driver takes it: for statements too hot to be compiled each time."""

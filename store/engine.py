@@ -18,7 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from store import errors, place, revisions, schema
-from store.dialect import Dialect, run_sqlite
+from store.dialect import BEGIN, Dialect, run_sqlite
 
 Ticket = Callable[[Callable[[], bool]], AbstractContextManager[None]]
 
@@ -94,7 +94,9 @@ def _sqlite_engine(url: sa.URL, busy_ms: int) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        run_sqlite(connection, "BEGIN IMMEDIATE", {})
+        raw: Any = connection.connection.driver_connection
+        if not raw.in_transaction:
+            run_sqlite(connection, BEGIN, {})
 
     return engine
 

@@ -319,7 +319,7 @@ class Writer:
         if self._connection is None:
             self._connection = self._engine.connect()
         try:
-            with self._connection.begin():
+            with self._dialect.transaction(self._connection):
                 yield self._connection
         except BaseException:
             self._disconnect()
