@@ -120,7 +120,7 @@ _MOVE = f"""UPDATE rollouts SET state = e.dst, version = rollouts.version + 1, u
     not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
     {_SPENT}
   FROM {{rows}} JOIN fsm_edges AS e ON e.trig = item.t
-  WHERE rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
+  WHERE {{first}}rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
     AND rollouts.lease_until > {{now}} AND e.src = rollouts.state
     AND NOT (item.c = 1 AND rollouts.cancel_requested_at IS NOT NULL)
     AND NOT (e.dst = 'released' AND EXISTS (
@@ -134,7 +134,7 @@ _NOTE = f"""UPDATE rollouts SET updated_at = {{now}},
     not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
     {_SPENT}
   FROM {{rows}}
-  WHERE rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}
+  WHERE {{first}}rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}
     AND rollouts.state NOT IN ({_TERMINAL})
   RETURNING id, version, state, updated_at AS now"""
 """The guard of evidence without a transition."""
@@ -154,6 +154,10 @@ _LOCKING = """FROM items AS item JOIN rollouts AS r ON r.id = item.i
 key however small the table is."""
 
 
+_LOCKED_FIRST = "rollouts.id = ANY (ARRAY(SELECT i FROM locked)) AND "
+"""Without it the planner may look at the rows before it locks them."""
+
+
 @cache
 def _statement(dialect: Dialect, kind: str) -> str:
     """Return `move`, `note`, `log`, `lock` or `end`, made once.
@@ -167,7 +171,7 @@ def _statement(dialect: Dialect, kind: str) -> str:
     changed = _MOVE if kind == "move" else _NOTE
     if dialect.name == "sqlite":
         return dialect.driver_sql(
-            (_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item)
+            (_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item, first="")
         )
     items = f"WITH items AS MATERIALIZED (SELECT item.* FROM {item})"
     if kind == "lock":
@@ -175,7 +179,7 @@ def _statement(dialect: Dialect, kind: str) -> str:
     returned = "RETURNING rollouts.id" + (
         ", e.src, item.t, item.f, item.actor, item.op, item.payload" if kind == "move" else ""
     )
-    changed = changed.format(now=dialect.now_sql, rows="locked AS item")
+    changed = changed.format(now=dialect.now_sql, rows="locked AS item", first=_LOCKED_FIRST)
     return dialect.driver_sql(
         f"{items}, locked AS MATERIALIZED (SELECT item.* {_LOCKING}),"
         f" done AS ({changed.replace('RETURNING id', returned)})"
@@ -185,7 +189,13 @@ def _statement(dialect: Dialect, kind: str) -> str:
 
 
 def _items(changes: list[Change]) -> str:
-    return rows.canonical_json([_item(change) for change in changes])
+    items = [_item(change) for change in changes]
+    text = rows.canonical_json(items)
+    return text if _NUL not in text else rows.canonical_json(rows.storable(items))
+
+
+_NUL = "\\u0000"
+"""A NUL character as JSON has it; to look for it in the text is faster than in every value."""
 
 
 def _item(change: Change) -> dict[str, Any]:
@@ -198,13 +208,13 @@ def _item(change: Change) -> dict[str, Any]:
         "t": change.trigger,
         "c": int(change.cancellable),
         "fc": change.failure_class,
-        "fm": rows.storable(change.failure_msg),
+        "fm": change.failure_msg,
         "gb": int(back is not None),
         "delay": back.delay_ms if back is not None else 0,
         **{budget: spent.count(budget) for budget in ("crash", "infra", "grade")},
         "actor": change.actor,
         "op": change.op_id,
-        "payload": rows.storable(change.payload),
+        "payload": change.payload,
     }
 
 

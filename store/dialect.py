@@ -78,7 +78,9 @@ class Dialect:
         run_sqlite(connection, BEGIN, {})
         yield
         run_sqlite(connection, "COMMIT", {})
-        if connection.in_transaction():  # a statement that went SQLAlchemy's way let it believe that it had begun one
+        if (
+            connection.in_transaction()
+        ):  # a statement that went SQLAlchemy's way let it believe that it had begun one
             connection.commit()
 
     def driver_sql(self, text: str) -> str:

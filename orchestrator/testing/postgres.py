@@ -89,10 +89,7 @@ class PostgresServer:
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
             try:
-                wrong = psycopg.conninfo.make_conninfo(
-                    **self._info | {"user": name, "password": f"not {password}"}
-                )
-                psycopg.connect(wrong).close()
+                psycopg.connect(self.url("postgres"), user=name, password=f"not {password}").close()
             except psycopg.OperationalError:
                 return
             time.sleep(0.02)

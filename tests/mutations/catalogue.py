@@ -31,8 +31,8 @@ MUTATIONS = (
     Mutation(
         "no fence in the WHERE of evidence",
         "store/changes.py",
-        "WHERE rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}",
-        "WHERE rollouts.id = item.i AND rollouts.lease_until > {{now}}",
+        "rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}",
+        "rollouts.id = item.i AND rollouts.lease_until > {{now}}",
         GUARDS + "test_evidence_under_an_old_fence_changes_nothing",
     ),
     Mutation(
