@@ -114,9 +114,13 @@ async def _action(store: Store, row: Record) -> str:
 
 
 async def _sandbox_trouble(store: Store, row: Record) -> str:
-    """Ask the authorities of its open sandboxes whether they answer here."""
+    """Ask the authorities of its open sandboxes whether they answer here.
+
+    Only a graded rollout has to wait for a sandbox that was given up already.
+    """
+    counted = ("intent", "live", "releasing") if row["state"] == State.GRADED else ("intent", "live")
     for box in await store.history.of_rollout("sandboxes", row["id"]):
-        if box["status"] in ("intent", "live", "releasing"):
+        if box["status"] in counted:
             try:
                 provider = assembly.provider_named(box["provider"])
                 async with asyncio.timeout(_LIST_S):

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.cli import plan
+from orchestrator.settings import Settings
 from tests.integration.cli.test_cli_run import endpoint, slow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store import rows
+    from store.rollouts import Store
+    from tests.conftest import Database
     from tests.integration.cli.conftest import Command
 
 REWARDS = "select sample, reward from rollouts join rewards on rollout_id = id order by 1"
@@ -124,3 +131,21 @@ async def test_a_trainers_rollout_ends_as_worker_lost_without_a_reward_when_its_
     assert command.query("select state, failure_class from rollouts") == [["failed", "worker_lost"]]
     assert command.query("select count(*) from rewards") == [["0"]]
     assert command.query("select status, count(*) from sandboxes group by 1") == [["released", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "is_blocked"),
+    [("patched", "releasing", False), ("patched", "live", True), ("graded", "releasing", True)],
+)
+async def test_only_a_graded_rollout_waits_for_a_sandbox_that_was_given_up_on_a_lost_machine(
+    store: Store, database: Database, new_rollout: Callable[..., rows.NewRollout], state: str, status: str, is_blocked: bool
+):  # fmt: skip
+    new = new_rollout(input={"settings": Settings().model_dump(mode="json"), "origin": {}})
+    await store.submit([new])
+    database.ask(f"UPDATE rollouts SET state = '{state}', version = version + 1 WHERE id = '{new.id}'")
+    database.ask(f"""INSERT INTO sandboxes (key, rollout_id, fence, role, provider, provider_ref, status, ttl_s,
+        intent_at, create_deadline, release_attempts)
+      VALUES ('rw-01234567-box-0-1', '{new.id}', 0, 'task', 'local', 'local:gone:boot:1-2:/x', '{status}', 60, 1, 1, 0)""")
+    (item,) = await plan.make(store, ids=None, run=None, user=None)
+    assert bool(item.blocked) is is_blocked
+    assert ("rw-01234567-box-0-1" in item.blocked) is is_blocked
