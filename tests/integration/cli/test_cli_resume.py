@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.cli import plan
 from orchestrator.settings import Settings
+from store import rows
 from tests.integration.cli.test_cli_run import endpoint, slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store import rows
     from store.rollouts import Store
     from tests.conftest import Database
     from tests.integration.cli.conftest import Command
@@ -142,7 +143,12 @@ async def test_only_a_graded_rollout_waits_for_a_sandbox_that_was_given_up_on_a_
 ):  # fmt: skip
     new = new_rollout(input={"settings": Settings().model_dump(mode="json"), "origin": {}})
     await store.submit([new])
-    database.ask(f"UPDATE rollouts SET state = '{state}', version = version + 1 WHERE id = '{new.id}'")
+    (lease,) = await store.claim(limit=1)
+    for trigger in ("provision", "start_agent", "take_patch", *(["grade"] if state == "graded" else [])):
+        moved = await store.transition(lease, trigger, op_id=trigger)
+        assert isinstance(moved, rows.Applied)
+        lease = replace(lease, version=moved.version)
+    await store.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
     database.ask(f"""INSERT INTO sandboxes (key, rollout_id, fence, role, provider, provider_ref, status, ttl_s,
         intent_at, create_deadline, release_attempts)
       VALUES ('rw-01234567-box-0-1', '{new.id}', 0, 'task', 'local', 'local:gone:boot:1-2:/x', '{status}', 60, 1, 1, 0)""")
