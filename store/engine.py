@@ -6,6 +6,7 @@ state is used, so that a pooler in transaction mode may stand in between.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
@@ -111,33 +112,51 @@ def _pragma(connection: sqlite3.Connection, name: str, value: str | int) -> None
         )
 
 
-def readers(url: sa.URL) -> int:
-    """Return how many connections read at a time: one to PostgreSQL, which counts them, a few to a file."""
-    return 4 if url.get_backend_name() == "sqlite" else 1
+class Readers:
+    """The connections of one event loop, none of which can write, and a fair queue for them without a limit of time."""
+
+    def __init__(self, url: sa.URL) -> None:
+        is_file = url.get_backend_name() == "sqlite"
+        number = 4 if is_file else 1  # a PostgreSQL server counts its connections
+        self.places = asyncio.Semaphore(number)
+        self._opened: list[Any] = []
+        self.engine = _file_reader(url, number, self._opened) if is_file else _server_reader(url, number)
+
+    async def close(self, *, loop_is_closed: bool) -> None:
+        """Let go of the connections; of a closed loop only the threads that they would leave can be ended."""
+        if loop_is_closed:
+            await asyncio.gather(*(connection.stop() for connection in self._opened))
+        await self.engine.dispose(close=not loop_is_closed)
 
 
-def read_engine(url: sa.URL) -> AsyncEngine:
-    """Return an async engine of `readers` connections that cannot write."""
-    if url.get_backend_name() != "sqlite":
-        return create_async_engine(
-            plain(url),
-            pool_size=readers(url),
-            max_overflow=0,
-            connect_args=postgresql_arguments(url),
-            execution_options={"postgresql_readonly": True},
-        )
+def _server_reader(url: sa.URL, number: int) -> AsyncEngine:
+    return create_async_engine(
+        plain(url),
+        pool_size=number,
+        max_overflow=0,
+        connect_args=postgresql_arguments(url),
+        execution_options={"postgresql_readonly": True},
+    )
+
+
+def _file_reader(url: sa.URL, number: int, opened: list[Any]) -> AsyncEngine:
     engine = create_async_engine(
         url.set(drivername="sqlite+aiosqlite"),
-        pool_size=readers(url),
+        pool_size=number,
         max_overflow=0,
         connect_args={"timeout": BUSY_MS / 1000},
     )
 
     @event.listens_for(engine.sync_engine, "connect")
     def _connect(connection: Any, _record: object) -> None:  # noqa: ANN401 - the DBAPI's own type
+        opened.append(connection.driver_connection)
         cursor = connection.cursor()
         cursor.execute("PRAGMA query_only = 1")
         cursor.close()
+
+    @event.listens_for(engine.sync_engine, "close")
+    def _close(connection: Any, _record: object) -> None:  # noqa: ANN401 - the DBAPI's own type
+        opened.remove(connection.driver_connection)
 
     return engine
 

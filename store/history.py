@@ -14,7 +14,7 @@ from store.schema import artifacts, attempts, grades, llm_calls, patches, reward
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 _RETRY_S = 0.5
 _T = TypeVar("_T")
@@ -45,8 +45,7 @@ class History:
         self._url = url
         self._outage_s = outage_s
         self._dialect = Dialect.of(url)
-        self._engines: dict[asyncio.AbstractEventLoop, tuple[AsyncEngine, asyncio.Semaphore]] = {}
-        """Event loop -> its connections, and the queue for them, which is fair and has no limit of time."""
+        self._readers: dict[asyncio.AbstractEventLoop, engine.Readers] = {}
 
     @classmethod
     def of(cls, url: str) -> History:
@@ -59,8 +58,8 @@ class History:
     async def close(self) -> None:
         """Let go of the connections of this event loop, and of loops that are closed."""
         here = asyncio.get_running_loop()
-        for loop in [loop for loop in self._engines if loop is here or loop.is_closed()]:
-            await self._engines.pop(loop)[0].dispose(close=loop is here)
+        for loop in [loop for loop in self._readers if loop is here or loop.is_closed()]:
+            await self._readers.pop(loop).close(loop_is_closed=loop is not here)
 
     async def _all(self, query: sa.Select[Any]) -> list[Record]:
         async def rows_of(connection: AsyncConnection) -> list[Record]:
@@ -71,13 +70,13 @@ class History:
     async def _read(self, work: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
         """Read with a connection; connections belong to the event loop that made them."""
         loop = asyncio.get_running_loop()
-        if loop not in self._engines:
-            self._engines[loop] = engine.read_engine(self._url), asyncio.Semaphore(engine.readers(self._url))
+        if loop not in self._readers:
+            self._readers[loop] = engine.Readers(self._url)
         started = loop.time()
         while True:
-            connections, places = self._engines[loop]
+            readers = self._readers[loop]
             try:
-                async with places, connections.connect() as connection:
+                async with readers.places, readers.engine.connect() as connection:
                     return await work(connection)
             except sa.exc.DBAPIError as e:
                 if not is_trouble(e):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from orchestrator import states
 from store import rows, schema, workers
 from store.heartbeat import Heartbeat
+from store.history import History
 from store.rollouts import Store
 
 if TYPE_CHECKING:
@@ -164,3 +166,24 @@ async def test_many_workers_may_open_a_new_store_behind_a_pooler(open_store: Ope
     finally:
         for opened in stores:
             await opened.close()
+
+
+@pytest.mark.databases("sqlite")
+def test_the_readers_of_a_closed_loop_end_with_the_next_close(database: Database):
+    history = History.of(database.url)
+
+    async def look() -> None:
+        await asyncio.gather(*(history.unfinished() for _ in range(4)))
+
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if "connection_worker" in thread.name}
+
+    before = threads()
+    for _ in range(3):
+        asyncio.run(look())
+    left = threads() - before
+    assert left
+    asyncio.run(history.close())
+    for thread in left:
+        thread.join(10)
+    assert not threads() & left
