@@ -162,8 +162,10 @@ class Chaos:
             await self._submit_missing()
 
     async def _submit_missing(self) -> None:
-        # The store knows what is over: a worker that is killed says nothing of the rollout that it just ended.
-        waiting = len(await self._runtime.store.history.unfinished())
+        # The store knows what is over: a worker that is killed says nothing of the rollout that it just ended. One that
+        # only waits for its sandbox to go keeps no worker busy.
+        rows = await self._runtime.store.history.unfinished()
+        waiting = sum(row["state"] != "graded" for row in rows)
         wanted = self.plan.workers + 2 - waiting if self.killing else 0
         if wanted <= 0:
             return
