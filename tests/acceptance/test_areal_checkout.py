@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from store.history import History
+from tests.acceptance.test_areal_calls import ROOT, record
 
-ROOT = Path(__file__).resolve().parents[2]
-TASK = ROOT / "examples" / "tasks" / "offline__wordcount-1"
 SOURCE = os.environ.get("AREAL_SRC")
 
 pytestmark = [
@@ -36,15 +35,11 @@ EXPECTED: dict[str, list[float] | None] = {
 """Scenario -> the rewards AReaL trains on; None: it rejects the task."""
 
 
-def record(scenario: str) -> dict[str, Any]:
-    tests = json.loads((TASK / "tests.json").read_text())
-    return {
-        "instance_id": "offline__wordcount-1", "dataset_kind": "local", "repo": "example/wordcount",
-        "repo_path": str(TASK / "repo"), "workdir": "/testbed", "strict": True, "targets": ["tests"],
-        "problem_statement": f"{(TASK / 'problem_statement.md').read_text()}\nScenario: {scenario}\n",
-        "test_patch": (TASK / "test.patch").read_text(), **tests,
-        **({"FAIL_TO_PASS": []} if scenario == "invalid" else {}),
-    }  # fmt: skip
+def asking(scenario: str) -> dict[str, Any]:
+    """The record whose problem statement tells the engine what to play."""
+    same = record()
+    emptied = {"FAIL_TO_PASS": []} if scenario == "invalid" else {}
+    return {**same, **emptied, "problem_statement": f"{same['problem_statement']}\nScenario: {scenario}\n"}
 
 
 def orders(config: Path) -> list[dict[str, Any]]:
@@ -52,7 +47,7 @@ def orders(config: Path) -> list[dict[str, Any]]:
     return [
         {
             "name": f"{whose} {scenario}", "workflow": name,
-            "record": record("solves" if scenario == "group" else scenario),
+            "record": asking("solves" if scenario == "group" else scenario),
             "econfig": {**econfig, "timeout": 15 if scenario == "hangs" else 100},
             "samples": 2 if scenario == "group" else 1,
         }
