@@ -38,7 +38,11 @@ class Dialect:
     @classmethod
     def of(cls, url: sa.URL, now_sql: str | None = None) -> Dialect:
         """Return the dialect of a URL; tests may put their own clock into SQL."""
-        name = url.get_backend_name()
+        return cls.named(url.get_backend_name(), now_sql)
+
+    @classmethod
+    def named(cls, name: str, now_sql: str | None = None) -> Dialect:
+        """Return the dialect that SQLAlchemy calls so."""
         return cls(name, now_sql or (SQLITE_NOW if name == "sqlite" else POSTGRESQL_NOW))
 
     @property

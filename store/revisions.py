@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from store import errors
+from store.dialect import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +60,8 @@ def _check_unheld(connection: sa.Connection, config: Any, at: str | None) -> Non
     breaking = [r.revision for r in missing if not getattr(r.module, "additive", True)]
     if not breaking:
         return
-    held = connection.exec_driver_sql(
-        "SELECT count(*) FROM rollouts WHERE lease_owner IS NOT NULL"
-    ).scalar_one()
+    now = Dialect.named(connection.dialect.name).now_sql
+    held = connection.exec_driver_sql(f"SELECT count(*) FROM rollouts WHERE lease_until > {now}").scalar_one()
     if held:
         raise errors.StoreUnusable(
             f"migration {min(breaking)} changes what running programs rely on, and {held} rollouts are held",
