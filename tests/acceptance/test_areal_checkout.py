@@ -38,7 +38,7 @@ EXPECTED: dict[str, list[float] | None] = {
 def asking(scenario: str) -> dict[str, Any]:
     """The record whose problem statement tells the engine what to play."""
     same = record()
-    emptied = {"FAIL_TO_PASS": []} if scenario == "invalid" else {}
+    emptied: dict[str, Any] = {"FAIL_TO_PASS": []} if scenario == "invalid" else {}
     return {**same, **emptied, "problem_statement": f"{same['problem_statement']}\nScenario: {scenario}\n"}
 
 
