@@ -53,6 +53,8 @@ class Cleaned:
     swept: list[Swept] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     """Authority -> why it could not be asked: nothing is known about its sandboxes."""
+    resumable: int = 0
+    """Unfinished rollouts that nobody has."""
 
     @property
     def clean(self) -> bool:
@@ -90,7 +92,12 @@ async def clean(
     done.swept += [_swept(row, "kept", "its owner lives") for row in rows if row["key"] not in keys]
     strays = _strays(listed, {row["key"] for row in rows})
     if dry_run:
-        done.swept += [_swept(row, "would remove", row["status"]) for row in ownerless]
+        done.swept += [
+            _swept(row, "open", f"{row['provider_ref']} could not be asked")
+            if row["provider_ref"] in done.unknown
+            else _swept(row, "would remove", row["status"])
+            for row in ownerless
+        ]
         done.swept += [_stray(key, ref, "would remove", "no open row of the store") for key, ref in strays]
         return done
     places = asyncio.Semaphore(_AT_ONCE)
@@ -106,6 +113,7 @@ async def clean(
     done.swept += await asyncio.gather(*(one(row) for row in ownerless))
     for swept in await asyncio.gather(*(stray(key, ref) for key, ref in strays)):
         done.swept += swept
+    done.resumable = sum(not row["held"] for row in await store.history.unfinished())
     return done
 
 

@@ -82,7 +82,8 @@ class History:
                 if not is_trouble(e):
                     raise errors.StoreUnusable(
                         f"cannot read {engine.shown(self._url)}: {e.orig}",
-                        hint="is this a database of this program's version?",
+                        hint="its schema may be an older one: `rollouts db current` shows it, `rollouts db upgrade` brings it"
+                        " forward; or another program made it",
                     ) from e
                 if loop.time() - started >= self._outage_s:
                     raise engine.explained(e, self._url, opening=self._outage_s == 0) from e

@@ -35,7 +35,7 @@ class Live:
     """Rollouts that are not over, each counted once (`forgotten` ones also as `unowned`)."""
 
     at_work: int
-    """With a lease that has not run out."""
+    """With a lease that has not run out, of somebody who may live."""
     backlog: int
     """Never claimed."""
     waiting: int
@@ -45,7 +45,7 @@ class Live:
     forgotten: int
     """Of those the ones that have been due for longer than `OVERDUE_MS`."""
     stale: int
-    """With a lease that ran out: the owner vanished."""
+    """With a lease that ran out, or whose owner is seen from here to have gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,14 +112,16 @@ async def read(connection: AsyncConnection, dialect: Dialect) -> Standing:
         return list((await connection.execute(query)).fetchall())
 
     states = {row.state: row.n for row in await rows(_states())}
-    (live,) = await rows(_live(now))
+    heard_of = await rows(sa.select(workers).where(sa.or_(sa.and_(*_is_alive(now)), _has_a_lease(now))))
+    dead = _seen_dead(heard_of)
+    (live,) = await rows(_live(now, dead))
     oldest = await rows(_oldest())
     return Standing(
         at=now,
         states={state: states.get(state, 0) for state in STATES},
         live=Live(**live._mapping),
-        workers=_running(await rows(sa.select(workers).where(*_is_alive(now)))),
-        ledger=_ledger_of(await rows(_ledger(now))),
+        workers=sum(_is_heard(row, now) and row.worker_id not in dead for row in heard_of),
+        ledger=_ledger_of(await rows(_ledger(now, dead))),
         oldest=Oldest(
             **{k: v for k, v in oldest[0]._mapping.items() if k != "created_at"},
             age_ms=now - oldest[0].created_at,
@@ -139,17 +141,23 @@ def _states() -> sa.Select[Any]:
     return sa.select(rollouts.c.state, sa.func.count().label("n")).group_by(rollouts.c.state)
 
 
-def _live(now: int) -> sa.Select[Any]:
+def _held(now: int, dead: list[str]) -> sa.ColumnElement[bool]:
+    """Say whether somebody has the rollout who may live."""
+    r = rollouts.c
+    return sa.and_(r.lease_until >= now, r.lease_owner.not_in(dead))
+
+
+def _live(now: int, dead: list[str]) -> sa.Select[Any]:
     r = rollouts.c
     free, claimed = r.lease_until.is_(None), r.fence > 0
     return (
         sa.select(
-            _counted(r.lease_until >= now, "at_work"),
+            _counted(_held(now, dead), "at_work"),
             _counted(free & ~claimed, "backlog"),
             _counted(free & claimed & (r.not_before > now), "waiting"),
             _counted(free & claimed & (r.not_before <= now), "unowned"),
             _counted(free & claimed & (r.not_before <= now - OVERDUE_MS), "forgotten"),
-            _counted(r.lease_until < now, "stale"),
+            _counted(~free & ~_held(now, dead), "stale"),
         )
         .select_from(rollouts)
         .where(IS_LIVE)
@@ -166,20 +174,32 @@ def _is_alive(now: int) -> tuple[sa.ColumnElement[bool], ...]:
     return (workers.c.stopping == 0, workers.c.heartbeat_at >= now - SILENT_MS)
 
 
-def _running(heard_of: list[sa.Row[Any]]) -> int:
+def _is_heard(row: sa.Row[Any], now: int) -> bool:
+    return bool(row.stopping == 0 and row.heartbeat_at >= now - SILENT_MS)
+
+
+def _has_a_lease(now: int) -> sa.ColumnElement[bool]:
+    owners = sa.select(rollouts.c.lease_owner).where(IS_LIVE, rollouts.c.lease_until >= now)
+    return workers.c.worker_id.in_(owners)
+
+
+def _seen_dead(heard_of: list[sa.Row[Any]]) -> list[str]:
     here = process.this_process("")
-    return sum(process.runs(process.Recorded.of(row._mapping), here) is not False for row in heard_of)
+    return [
+        row.worker_id for row in heard_of if process.runs(process.Recorded.of(row._mapping), here) is False
+    ]
 
 
-def _ledger(now: int) -> sa.Select[Any]:
+def _ledger(now: int, dead: list[str]) -> sa.Select[Any]:
     s = sandboxes.c
     worker = sa.func.replace(workers.c.worker_id, "-", "") == sa.func.substr(s.key, *_KEY_OF_WORKER)
-    owned_by_worker = sa.exists().where(worker, *_is_alive(now)).correlate(sandboxes)
+    living = sa.and_(worker, *_is_alive(now), workers.c.worker_id.not_in(dead))
+    owned_by_worker = sa.exists().where(living).correlate(sandboxes)
     owned = sa.case(
         (s.rollout_id.is_(None), owned_by_worker),
         else_=sa.and_(
             rollouts.c.state.not_in(TERMINAL),
-            sa.func.coalesce(rollouts.c.lease_until, 0) >= now,
+            sa.func.coalesce(_held(now, dead), sa.false()),
         ),
     )
     asked_lately = (s.status == "releasing") & (s.release_requested_at >= now - OVERDUE_MS)

@@ -13,6 +13,7 @@ from orchestrator.cli.options import Csv, Dbs, Json
 
 if TYPE_CHECKING:
     from orchestrator.recovery import Cleaned
+    from store.history import Record
     from store.rollouts import Store
 
 _COLUMNS = tuple(render.Column(name) for name in ("key", "rollout_id", "outcome", "detail", "provider_ref"))
@@ -47,9 +48,8 @@ def clean(
     urls = database_urls(db)
     if write_off is not None or reason is not None:
         _check_write_off(write_off, reason, dry_run=dry_run)
-        for url in urls:
-            _write_off(url, str(write_off), str(reason))
-        return
+        settled = [_write_off(url, str(write_off), str(reason)) for url in urls]
+        raise typer.Exit(0 if all(settled) else 1)
     cleaned: dict[str, Cleaned] = {}
     for url in urls:
         try:
@@ -66,6 +66,8 @@ def clean(
     for url, done in cleaned.items():
         for ref, why in done.unknown.items():
             say(f"unknown: {ref} could not be asked: {why}")
+        if done.resumable:
+            say(f"{done.resumable} unfinished rollouts that nobody has wait for `rollouts resume`")
         say((f"{assembly.shown(url)}: " if len(urls) > 1 else "") + _summary(done, dry_run=dry_run))
     proven = all(not done.unknown if dry_run else done.clean for done in cleaned.values())
     raise typer.Exit(0 if proven and len(cleaned) == len(urls) else 1)
@@ -84,21 +86,30 @@ def _check_write_off(ref: str | None, reason: str | None, *, dry_run: bool) -> N
         )
 
 
-def _write_off(url: str, ref: str, reason: str) -> None:
+def _write_off(url: str, ref: str, reason: str) -> bool:
+    """Write off what may be, say what stays and until when, and return whether nothing does."""
     from orchestrator import assembly, identity
 
-    async def write() -> list[str]:
+    async def write() -> tuple[list[str], list[Record]]:
         store = await assembly.open_existing(url)
         try:
             await _refuse_known(store, ref)
-            return await store.write_off(ref, f"written off by {identity.user()}: {reason.strip()}")
+            await store.take_from_dead()
+            lost = await store.write_off(ref, f"written off by {identity.user()}: {reason.strip()}")
+            rows = await store.history.open_sandboxes()
+            return lost, [row for row in rows if row["provider_ref"] == ref]
         finally:
             await store.close()
 
-    lost = run_async(write())
+    lost, left = run_async(write())
     for key in lost:
         say(f"{key}: lost")
-    say(f"{len(lost)} sandboxes of {ref} written off; those of live workers and those not yet expired stay")
+    for row in left:
+        ends = row["expires_at"] or row["create_deadline"] + row["ttl_s"] * 1000
+        why = "a live worker has its rollout" if row["held"] else f"it may live until {render.iso(ends)}"
+        say(f"{row['key']}: stays open, {why}")
+    say(f"{len(lost)} sandboxes of {ref} written off, {len(left)} stay open")
+    return not left
 
 
 async def _refuse_known(store: Store, ref: str) -> None:
@@ -120,7 +131,7 @@ def _summary(done: Cleaned, *, dry_run: bool) -> str:
     count = [s.outcome for s in done.swept].count
     kept = f"{count('kept')} belong to live workers"
     if dry_run:
-        return f"{count('would remove')} sandboxes would be removed, {kept}"
+        return f"{count('would remove')} sandboxes would be removed, {kept}, {count('open')} cannot be judged"
     left = count("open") + count("stray")
     text = f"{count('removed')} sandboxes removed, {kept}, {left} not proven gone"
     if left or done.unknown:

@@ -92,6 +92,7 @@ async def conduct(order: Order) -> Result:
             say(f"run {run_id} is finished; answering from the store")
         else:
             ids, interrupted = await _work(order, worker, run_id, tasks, chains)
+        _tell_of_edits(await store.history.overview(run_id=run_id), tasks)
         rows = await _rows(store, run_id, ids)
         render.emit(summary.by_instance(rows), summary.COLUMNS, render.form_of(as_json=False, as_csv=False))
         await causes.tell(store.history, run_id, rows)
@@ -135,7 +136,9 @@ async def _work(
             await batch.work()
         if batch.interrupted:
             say("stopped; the same command continues")
-        return [*chains.ids, *others], batch.interrupted
+        digests = {task.sha256 for task in tasks}
+        of_these = {row["id"] for row in held if row["task_sha256"] in digests}
+        return [*chains.ids, *(i for i in others if i in of_these)], batch.interrupted
 
 
 async def _run_name(order: Order, store: Store) -> str:
@@ -149,6 +152,17 @@ async def _run_name(order: Order, store: Store) -> str:
     if chosen.notice:
         say(chosen.notice)
     return chosen.name
+
+
+def _tell_of_edits(held: Sequence[Record], tasks: Sequence[Task]) -> None:
+    """Say that the run holds rollouts of tasks that were changed since: the totals are those of the tasks as they are."""
+    names, digests = {task.instance_id for task in tasks}, {task.sha256 for task in tasks}
+    old = [row for row in held if row["instance_id"] in names and row["task_sha256"] not in digests]
+    if old:
+        which = ", ".join(sorted({row["instance_id"] for row in old})[:3])
+        say(
+            f"{len(old)} rollouts of this run are of an earlier version of their task ({which}) and do not count here"
+        )
 
 
 def _without_repeats(tasks: Sequence[Task]) -> list[Task]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _LIST_S = 30.0
+BEFORE_THE_PATCH = (State.CREATED, State.SANDBOX_READY, State.AGENT_RUNNING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,11 @@ class Item:
     """A live worker has it."""
     trouble: str = ""
     """Of one that is held: what would stand in the way if it became free."""
+
+    @property
+    def needs_a_model(self) -> bool:
+        """Whether its agent has work left."""
+        return self.row["state"] in BEFORE_THE_PATCH
 
     @property
     def replay(self) -> Path | None:
@@ -87,7 +93,7 @@ async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
         )
     item = Item(row=row, settings=settings, action=await _action(store, row))
     blocked = await _sandbox_trouble(store, row) or _source_trouble(row)
-    if not blocked and row["state"] in (State.CREATED, State.SANDBOX_READY, State.AGENT_RUNNING):
+    if not blocked and item.needs_a_model:
         blocked = await _endpoint_trouble(item, settings, asked)
     if not blocked:
         return item
@@ -95,8 +101,7 @@ async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
 
 
 async def _action(store: Store, row: Record) -> str:
-    before_the_patch = (State.CREATED, State.SANDBOX_READY, State.AGENT_RUNNING)
-    if row["endpoint_kind"] == "session" and row["state"] in before_the_patch:
+    if row["endpoint_kind"] == "session" and row["state"] in BEFORE_THE_PATCH:
         return "end it as worker_lost: its caller's session is gone"
     match State(row["state"]):
         case State.CREATED:
@@ -128,7 +133,9 @@ async def _sandbox_trouble(store: Store, row: Record) -> str:
             except TimeoutError:
                 return f"its sandbox {box['key']}: {box['provider_ref']} does not answer"
             except errors.RolloutsError as e:
-                hint = e.hint or "when it will never answer: rollouts clean --write-off"
+                hint = "; ".join(
+                    filter(None, [e.hint, "when it will never answer: rollouts clean --write-off"])
+                )
                 return f"its sandbox {box['key']}: {e} ({hint})"
     return ""
 
@@ -136,7 +143,9 @@ async def _sandbox_trouble(store: Store, row: Record) -> str:
 def _source_trouble(row: Record) -> str:
     source = row["input"].get("repo_source")
     path = source.get("path") if source else None
-    return f"its repository {path} is not here" if path and not Path(path).exists() else ""
+    if row["state"] == State.GRADED or not path or Path(path).exists():
+        return ""
+    return f"its repository {path} is not here: put it back, or resume on the machine that has it"
 
 
 async def _endpoint_trouble(item: Item, settings: Settings, asked: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from orchestrator.cli import render
 from orchestrator.cli.console import say
 from orchestrator.cli.edge import INTERRUPTED, database_urls, of_the_one_with, run_async
 from orchestrator.cli.options import AllowNoIsolation, Csv, Dbs, Json
+from orchestrator.states import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ def resume(
     """Take up unfinished rollouts whose workers are gone. Without arguments: those that you started.
 
     A stored patch is graded and never made again; a stored reward stays. Repeating the command is harmless. Exit code 1:
-    a rollout ended without a reward, or had to be left.
+    a rollout ended without a reward, is not over, or had to be left; those that live workers have do not count.
     """
     form = render.form_of(as_json=as_json, as_csv=as_csv)
     if run is not None and not run.strip():
@@ -119,21 +120,38 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
         if interrupted:
             say("stopped; the same command continues")
             return INTERRUPTED
-        without = sum(row["reward"] is None for row in rows)
+        short = sum(row["reward"] is None or row["now"] not in TERMINAL for row in rows)
         left = sum(bool(item.blocked) and not item.is_held for item in items)
-        return 1 if without or left else 0
+        return 1 if short or left else 0
     finally:
         await worker.stop()
 
 
 async def _nothing(store: Store, asked: _Asked) -> str:
     """Say why there is nothing to do; raises `errors.UsageError` for a run that does not exist."""
+    if asked.ids is not None:
+        return (
+            "; ".join([await _standing(store, prefix, asked.run) for prefix in asked.ids])
+            or "nothing to resume"
+        )
     if asked.run is not None and not await store.history.overview(run_id=asked.run, limit=1):
         raise errors.UsageError(f"there is no run {asked.run!r}", hint="see `rollouts list`")
     others = len(await store.history.unfinished())
     if asked.user is not None and others:
         return f"nothing of yours to resume; {others} unfinished rollouts are somebody else's: --all takes them too"
     return "nothing to resume"
+
+
+async def _standing(store: Store, prefix: str, run: str | None) -> str:
+    from orchestrator import rollout
+
+    rollout_id = await store.history.find(prefix)
+    row = await store.history.rollout(rollout_id)
+    if row is not None and run is not None and row["run_id"] != run:
+        return f"rollout {rollout_id} is not of run {run!r} but of {row['run_id']!r}"
+    ending = await rollout.answer(store, rollout_id)
+    what = f"reward {ending.reward}" if ending.reward is not None else ending.failure_class or "no reward"
+    return f"rollout {rollout_id} is {ending.state.value} already: {what}"
 
 
 def _say_the_plan(items: Sequence[Item], *, only_what_is_left: bool) -> None:
@@ -211,12 +229,12 @@ async def _endpoints(stack: AsyncExitStack, items: Sequence[Item]) -> EndpointOf
 
     served = {
         str(path): await stack.enter_async_context(endpoints.recorded(path))
-        for path in {item.replay for item in items if item.replay is not None}
+        for path in {item.replay for item in items if item.needs_a_model and item.replay is not None}
     }
 
     def endpoint_of(row: Record, settings: Settings) -> Endpoint:
         path = row["input"].get("origin", {}).get("replay")
-        return (served[path] if path else endpoints.stored_endpoint)(row, settings)
+        return served.get(path, endpoints.stored_endpoint)(row, settings)
 
     return endpoint_of
 

@@ -95,7 +95,8 @@ def locate(ref: str) -> Place:
 def _not_asked(ref: str, reason: str) -> errors.SandboxLost:
     return errors.SandboxLost(
         f"the authority {ref} cannot be asked from here: {reason}",
-        hint="run the command on the machine, and with the view of its folders, that made the sandbox",
+        hint="run the command on the machine, and with the view of its folders, that made the sandbox; if they are gone for"
+        " good, see `rollouts clean --write-off`",
     )
 
 

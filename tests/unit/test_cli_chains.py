@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.cli import conduct
 from orchestrator.cli.chains import Chains, newest_of_each
 from orchestrator.rollout import Request
 
@@ -108,3 +109,21 @@ def test_a_failed_rollout_of_an_earlier_call_does_not_stand_for_its_successor():
     chains = Chains(asked(), [row("a", "failed")], retries=1)
     chains.catch_up([row("b", "created", 1)])
     assert chains.counted_as("b") == "b"
+
+
+def test_rollouts_of_a_task_that_was_changed_since_are_told(capsys: pytest.CaptureFixture[str]):
+    tasks: Any = [
+        SimpleNamespace(instance_id="a", sha256="new"),
+        SimpleNamespace(instance_id="b", sha256="b"),
+    ]
+    held: Any = [
+        {"instance_id": "a", "task_sha256": "new"}, {"instance_id": "a", "task_sha256": "old"},
+        {"instance_id": "b", "task_sha256": "b"}, {"instance_id": "elsewhere", "task_sha256": "c"},
+    ]  # fmt: skip
+    conduct._tell_of_edits(held, tasks)
+    said = capsys.readouterr().err
+    assert (
+        said == "1 rollouts of this run are of an earlier version of their task (a) and do not count here\n"
+    )
+    conduct._tell_of_edits(held[::2], tasks)
+    assert capsys.readouterr().err == ""

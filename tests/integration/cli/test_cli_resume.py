@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.cli import plan
+from orchestrator import errors
+from orchestrator.cli import plan, resume
 from orchestrator.settings import Settings
 from store import rows
 from tests.integration.cli.test_cli_run import endpoint, slow
@@ -135,6 +137,52 @@ async def test_a_trainers_rollout_ends_as_worker_lost_without_a_reward_when_its_
 
 
 @pytest.mark.parametrize(
+    ("state", "is_blocked", "needs"),
+    [("patched", True, False), ("graded", False, False), ("created", True, True)],
+)
+async def test_a_rollout_needs_its_repository_until_it_is_graded_and_its_turns_until_it_has_a_patch(
+    store: Store,
+    new_rollout: Callable[..., rows.NewRollout],
+    state: str,
+    is_blocked: bool,
+    needs: bool,
+):
+    gone = {"repo_source": {"path": "/nowhere/repo"}, "origin": {"replay": "/nowhere/turns.yaml"}}
+    new = new_rollout(input={"settings": Settings().model_dump(mode="json"), **gone})
+    await store.submit([new])
+    await moved_to(store, state)
+    (item,) = await plan.make(store, ids=None, run=None, user=None)
+    assert ("/nowhere/repo is not here" in item.blocked) is is_blocked
+    async with AsyncExitStack() as stack:
+        if needs:
+            with pytest.raises(errors.UsageError, match=r"turns\.yaml cannot be read"):
+                await resume._endpoints(stack, [item])
+        else:
+            await resume._endpoints(stack, [item])
+
+
+async def moved_to(store: Store, state: str) -> None:
+    """Walk the store's only rollout to a state and give it back."""
+    (lease,) = await store.claim(limit=1)
+    line = ("created", "sandbox_ready", "agent_running", "patched", "graded")
+    for trigger in ("provision", "start_agent", "take_patch", "grade")[: line.index(state)]:
+        moved = await store.transition(lease, trigger, op_id=trigger)
+        assert isinstance(moved, rows.Applied)
+        lease = replace(lease, version=moved.version)
+    await store.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
+
+
+@pytest.mark.long
+def test_a_rollout_that_is_over_is_told_so(finished: tuple[Command, Any]):
+    command, _ = finished
+    rollout_id, run = command.query("select id, run_id from rollouts where sample = 0")[0]
+    told = command("resume", rollout_id)
+    assert (told.returncode, told.stderr) == (0, f"rollout {rollout_id} is released already: reward 1.0\n")
+    other = command("resume", rollout_id, "--run", "another")
+    assert f"is not of run 'another' but of '{run}'" in other.stderr
+
+
+@pytest.mark.parametrize(
     ("state", "status", "is_blocked"),
     [("patched", "releasing", False), ("patched", "live", True), ("graded", "releasing", True)],
 )
@@ -143,12 +191,7 @@ async def test_only_a_graded_rollout_waits_for_a_sandbox_that_was_given_up_on_a_
 ):  # fmt: skip
     new = new_rollout(input={"settings": Settings().model_dump(mode="json"), "origin": {}})
     await store.submit([new])
-    (lease,) = await store.claim(limit=1)
-    for trigger in ("provision", "start_agent", "take_patch", *(["grade"] if state == "graded" else [])):
-        moved = await store.transition(lease, trigger, op_id=trigger)
-        assert isinstance(moved, rows.Applied)
-        lease = replace(lease, version=moved.version)
-    await store.record(lease, give_back=rows.GiveBack(outcome="interrupted"))
+    await moved_to(store, state)
     database.ask(f"""INSERT INTO sandboxes (key, rollout_id, fence, role, provider, provider_ref, status, ttl_s,
         intent_at, create_deadline, release_attempts)
       VALUES ('rw-01234567-box-0-1', '{new.id}', 0, 'task', 'local', 'local:gone:boot:1-2:/x', '{status}', 60, 1, 1, 0)""")

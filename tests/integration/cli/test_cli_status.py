@@ -10,6 +10,7 @@ import pytest
 from orchestrator.cli import render
 from orchestrator.cli import status as command_status
 from store import rows, standing
+from tests.integration.cli.test_cli_db import migrated
 
 if TYPE_CHECKING:
     from store.rollouts import Store
@@ -186,9 +187,9 @@ async def test_all_numbers_are_of_one_moment(world: World, monkeypatch: pytest.M
     rollout_id = await world.created()
     ledger = standing._ledger
 
-    def meanwhile(now: int) -> Any:
+    def meanwhile(now: int, dead: list[str]) -> Any:
         world.sandbox(rollout_id, "live")
-        return ledger(now)
+        return ledger(now, dead)
 
     monkeypatch.setattr(standing, "_ledger", meanwhile)
     assert (await world.look()).ledger.open["live"] == 0
@@ -257,14 +258,28 @@ async def test_a_killed_worker_counts_for_nobody_and_a_rollout_nobody_takes_up_i
     assert (alive.returncode, alive.stderr) == (
         1, "rollouts that nobody took up for 10 minutes: 1; run `rollouts resume`\n",
     )  # fmt: skip
+    at_work, _ = await world.claimed()
+    world.sandbox(at_work, "live")
     world.ask("UPDATE workers SET pid_started = '1'")
-    assert (await world.look()).workers == 0
+    found = await world.look()
+    assert (found.workers, found.live.at_work, found.live.stale, found.ledger.abandoned) == (0, 0, 1, 1)
     dead = command("status", "--check", "--db", database.url)
-    assert (dead.returncode, dead.stderr) == (
-        1, "unfinished rollouts while no worker runs: 1; run `rollouts resume`\n",
-    )  # fmt: skip
+    assert (dead.returncode, dead.stderr.splitlines()) == (1, [
+        "rollouts whose lease ran out, because their worker vanished: 1; run `rollouts resume`",
+        "unfinished rollouts while no worker runs: 1; run `rollouts resume`",
+        "sandboxes without a live owner: 1; run `rollouts clean`",
+    ])  # fmt: skip
     world.ask("UPDATE workers SET host = 'elsewhere'")
-    assert (await world.look()).workers == 1
+    found = await world.look()
+    assert (found.workers, found.live.at_work, found.live.stale, found.ledger.abandoned) == (1, 1, 0, 0)
+
+
+def test_a_database_of_an_older_schema_is_told_what_to_do(command: Command):
+    command.database.parent.mkdir(exist_ok=True)
+    migrated(command.database, "0001")
+    ran = command("status")
+    assert ran.returncode == 2
+    assert "rollouts db upgrade" in ran.stderr
 
 
 async def test_json_is_one_object_with_everything(world: World, command: Command, database: Database):
