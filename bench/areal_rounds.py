@@ -1,7 +1,7 @@
 """Many rollouts at once through AReaL's call, on one loop that is watched; the model and an idle loop are other processes.
 
 Pauses are told twice: on the clock, where everything on the machine counts, and as time that the loop's own thread
-computed within one callback, which is ours. The idle loop says what the machine alone does to a loop meanwhile.
+computed within one callback, which is ours; the collector's share of that is told apart. The idle loop says what the machine alone does to a loop meanwhile.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import asyncio.events
+import gc
 import json
 import os
 import signal
@@ -37,12 +38,16 @@ class Watchdog:
     """Measures every callback of the loop that it is started in, and keeps the stack of the worst."""
 
     longest_ms: float = 0.0
-    """Computed by the loop's thread in one callback."""
+    """Computed by the loop's thread in one callback, garbage collections in it apart."""
     paused_ms: float = 0.0
     """The longest callback on the clock."""
     stack: str = ""
     callbacks: int = 0
+    collected_ms: float = 0.0
+    """The longest garbage collection in the loop's thread: its length follows from everything the process has loaded."""
     _began: float = 0.0
+    _collecting: float = 0.0
+    _collected: float = 0.0
     _seen: str = ""
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -54,17 +59,28 @@ class Watchdog:
             if threading.get_ident() != own:
                 return run(handle)
             self._began, cpu = time.perf_counter(), time.thread_time()
-            self._seen = ""
+            self._seen, self._collected = "", 0.0
             try:
                 return run(handle)
             finally:
-                computed = (time.thread_time() - cpu) * 1000
+                computed = (time.thread_time() - cpu - self._collected) * 1000
                 self.paused_ms = max(self.paused_ms, (time.perf_counter() - self._began) * 1000)
                 self._began = 0.0
                 self.callbacks += 1
                 if computed > self.longest_ms:
                     self.longest_ms, self.stack = computed, self._seen or repr(handle)
 
+        def collecting(phase: str, _info: dict[str, int]) -> None:
+            if threading.get_ident() != own:
+                return
+            if phase == "start":
+                self._collecting = time.thread_time()
+            else:
+                took = time.thread_time() - self._collecting
+                self._collected += took
+                self.collected_ms = max(self.collected_ms, took * 1000)
+
+        gc.callbacks.append(collecting)
         asyncio.events.Handle._run = measured  # type: ignore[method-assign,assignment] # there is no other way to see each one
         threading.Thread(target=self._sample, args=(own,), daemon=True).start()
 
@@ -193,6 +209,7 @@ def main() -> int:
     detail = {
         "rollouts": count, "at once": min(count, AT_ONCE), "callbacks": dog.callbacks,
         "longest on the clock, ms": round(dog.paused_ms, 1), "an idle loop's longest pause meanwhile, ms": idle_ms,
+        "longest garbage collection in it, ms": round(dog.collected_ms, 1),
         "load": round(os.getloadavg()[0], 1), "mean reward": round(statistics.mean(rewards), 2),
         "where": dog.stack.strip().replace("\n", " | ")[-700:],
     }  # fmt: skip
