@@ -5,6 +5,7 @@ Many changes share one transaction and a handful of statements; a refusal is a v
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from store import errors, evidence, rows
 from store.schema import LEDGER_OPEN, TERMINAL, fsm_edges, rollouts, sandboxes, transitions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from store.dialect import Dialect
 
@@ -79,15 +80,8 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
     applied: dict[str, _Done] = {}
     for kind, guarded in kinds.items():
         if guarded:
-            items = _items(guarded)
-            done = [
-                _Done(*row) for row in dialect.run(connection, _statement(dialect, kind), {"items": items})
-            ]
-            applied |= {row.id: row for row in done}
-            if kind == "move" and done and dialect.name == "sqlite":
-                if len(done) < len(guarded):
-                    items = _items([c for c in guarded if c.lease.rollout_id in applied])
-                dialect.run(connection, _statement(dialect, "log"), {"items": items})
+            make = _one_by_one if dialect.name == "sqlite" else _all_at_once
+            applied |= {done.id: done for done in make(connection, dialect, kind, guarded)}
     made = [c for c in changes if c.lease.rollout_id in applied]
     evidence.apply_all(
         connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
@@ -99,6 +93,27 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
         else _classify(connection, dialect, c)
         for c in changes
     ]
+
+
+def _one_by_one(
+    connection: sa.Connection, dialect: Dialect, kind: str, guarded: list[Change]
+) -> Iterator[_Done]:
+    """Make the changes, and log the moves that were made; a statement costs SQLite no round trip, only its own work."""
+    for change in guarded:
+        given = _parameters(change)
+        for id_, version, state, now, *src in dialect.run(connection, _statement(dialect, kind), given):
+            yield _Done(id_, version, state, now)
+            if kind == "move":
+                made = {"seq": version, "src": src[0], "dst": state, "at": now}
+                dialect.run(connection, _LOG_SQLITE, given | made)
+
+
+def _all_at_once(
+    connection: sa.Connection, dialect: Dialect, kind: str, guarded: list[Change]
+) -> Iterator[_Done]:
+    """Make and log the changes in one statement, which is one round trip to PostgreSQL."""
+    for row in dialect.run(connection, _statement(dialect, kind), {"items": _items(guarded)}):
+        yield _Done(*row)
 
 
 _ITEM = {
@@ -119,8 +134,7 @@ _MOVE = f"""UPDATE rollouts SET state = e.dst, version = rollouts.version + 1, u
     lease_until = CASE WHEN item.gb = 0 AND e.dst NOT IN ({_TERMINAL}) THEN rollouts.lease_until END,
     not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
     {_SPENT}
-  FROM {{rows}} JOIN fsm_edges AS e ON e.trig = item.t
-  WHERE {{first}}rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
+  {{source}} WHERE {{first}}rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
     AND rollouts.lease_until > {{now}} AND e.src = rollouts.state
     AND NOT (item.c = 1 AND rollouts.cancel_requested_at IS NOT NULL)
     AND NOT (e.dst = 'released' AND EXISTS (
@@ -133,21 +147,19 @@ _NOTE = f"""UPDATE rollouts SET updated_at = {{now}},
     lease_until = CASE WHEN item.gb = 0 THEN rollouts.lease_until END,
     not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
     {_SPENT}
-  FROM {{rows}}
-  WHERE {{first}}rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}
+  {{source}} WHERE {{first}}rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}
     AND rollouts.state NOT IN ({_TERMINAL})
   RETURNING id, version, state, updated_at AS now"""
 """The guard of evidence without a transition."""
 
 
-_LOG = "INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload) SELECT "
-_LOG_SQLITE = (
-    _LOG + "item.i, r.version, coalesce((SELECT t.dst FROM transitions AS t WHERE t.rollout_id = item.i"
-    " AND t.seq = item.v), 'created'), item.t, r.state, item.f, item.actor, item.op, r.updated_at, item.payload"
-    " FROM {rows} CROSS JOIN rollouts AS r WHERE r.id = item.i"
-)
-"""For the moves that were made. RETURNING cannot name the edge's source here: it is where the move before led to."""
-_LOG_POSTGRESQL = _LOG + "id, version, src, t, state, f, actor, op, now, payload FROM done"
+_LOG = "INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload)"
+_LOG_SQLITE = f"{_LOG} VALUES (:i, :seq, :src, :t, :dst, :f, :actor, :op, :at, :payload)"
+_LOG_POSTGRESQL = f"{_LOG} SELECT id, version, src, t, state, f, actor, op, now, payload FROM done"
+_DESTINATION = "(SELECT dst FROM fsm_edges WHERE src = rollouts.state AND trig = :t)"
+_LED_HERE = """, coalesce((SELECT t.dst FROM transitions AS t
+  WHERE t.rollout_id = rollouts.id AND t.seq = rollouts.version - 1), 'created')"""
+"""The source of the edge that was taken, which RETURNING cannot name: it is where the move before led to."""
 _LOCKING = """FROM items AS item JOIN rollouts AS r ON r.id = item.i
   WHERE r.id = ANY (ARRAY(SELECT i FROM items)) ORDER BY r.id FOR UPDATE OF r"""
 """Of an array that is not known when the statement is planned, PostgreSQL expects few elements, and goes by the primary
@@ -160,26 +172,25 @@ _LOCKED_FIRST = "rollouts.id = ANY (ARRAY(SELECT i FROM locked)) AND "
 
 @cache
 def _statement(dialect: Dialect, kind: str) -> str:
-    """Return `move`, `note`, `log`, `lock` or `end`, made once.
+    """Return `move`, `note`, `lock` or `end`, made once.
 
     On PostgreSQL a move is one round trip: it locks in the order of ids, changes, and logs; `lock` takes the rows of
     both kinds first where a batch has both.
     """
     if kind == "end":
         return dialect.driver_sql(_END.format(rows=dialect.rows_of(_ENDED)))
-    item = dialect.rows_of(_ITEM)
     changed = _MOVE if kind == "move" else _NOTE
     if dialect.name == "sqlite":
-        return dialect.driver_sql(
-            (_LOG_SQLITE if kind == "log" else changed).format(now=dialect.now_sql, rows=item, first="")
-        )
-    items = f"WITH items AS MATERIALIZED (SELECT item.* FROM {item})"
+        plain = changed.format(now=dialect.now_sql, source="", first="")
+        return _with_parameters(plain) + (_LED_HERE if kind == "move" else "")
+    items = f"WITH items AS MATERIALIZED (SELECT item.* FROM {dialect.rows_of(_ITEM)})"
     if kind == "lock":
         return dialect.driver_sql(f"{items} SELECT r.id {_LOCKING}")
-    returned = "RETURNING rollouts.id" + (
-        ", e.src, item.t, item.f, item.actor, item.op, item.payload" if kind == "move" else ""
-    )
-    changed = changed.format(now=dialect.now_sql, rows="locked AS item", first=_LOCKED_FIRST)
+    source, returned = "FROM locked AS item", "RETURNING rollouts.id"
+    if kind == "move":
+        source += " JOIN fsm_edges AS e ON e.trig = item.t"
+        returned += ", e.src, item.t, item.f, item.actor, item.op, item.payload"
+    changed = changed.format(now=dialect.now_sql, source=source, first=_LOCKED_FIRST)
     return dialect.driver_sql(
         f"{items}, locked AS MATERIALIZED (SELECT item.* {_LOCKING}),"
         f" done AS ({changed.replace('RETURNING id', returned)})"
@@ -188,10 +199,33 @@ def _statement(dialect: Dialect, kind: str) -> str:
     )
 
 
+_NAMES = re.compile(r"\be\.src = rollouts\.state|\be\.dst\b|\bitem\.(\w+)")
+
+
+def _with_parameters(changed: str) -> str:
+    """Return a guarded statement for one change whose columns are parameters: SQLite is slow at joining an UPDATE."""
+
+    def of_one(found: re.Match[str]) -> str:
+        if found[1]:
+            return f":{found[1]}"
+        return _DESTINATION if found[0] == "e.dst" else f"{_DESTINATION} IS NOT NULL"
+
+    return _NAMES.sub(of_one, changed)
+
+
 def _items(changes: list[Change]) -> str:
     items = [_item(change) for change in changes]
     text = rows.canonical_json(items)
     return text if _NUL not in text else rows.canonical_json(rows.storable(items))
+
+
+def _parameters(change: Change) -> dict[str, Any]:
+    item = _item(change)
+    payload = rows.canonical_json(item["payload"])
+    if _NUL in payload:
+        payload = rows.canonical_json(rows.storable(item["payload"]))
+    item["payload"] = payload
+    return {key: rows.storable(value) if type(value) is str else value for key, value in item.items()}
 
 
 _NUL = "\\u0000"

@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from orchestrator import assembly, errors, recovery
 from orchestrator.cli import endpoints
-from orchestrator.settings import Settings
+from orchestrator.settings import stored
 from orchestrator.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from orchestrator.settings import Settings
     from store.history import Record
     from store.rollouts import Store
 
@@ -83,7 +84,7 @@ async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
             blocked="the trainer that asked for it still runs",
         )  # fmt: skip
     try:
-        settings = Settings.model_validate(row["input"]["settings"])
+        settings = stored(row["input"]["settings"])
     except ValidationError as e:
         return Item(
             row=row,

@@ -195,12 +195,12 @@ async def _work(worker: Worker, asked: _Asked, items: Sequence[Item]) -> bool:
     from orchestrator.cli.chains import Chains
     from orchestrator.cli.preparation import open_provider
     from orchestrator.cli.progress import Progress
-    from orchestrator.settings import Settings
+    from orchestrator.settings import stored
 
     await worker.store.take_from_dead([item.row["id"] for item in items])
     groups: dict[str, tuple[Settings, list[Item]]] = {}
     for item in items:
-        settings = item.settings or Settings.model_validate(item.row["input"]["settings"])
+        settings = item.settings or stored(item.row["input"]["settings"])
         groups.setdefault(settings.sandbox.model_dump_json(), (settings, []))[1].append(item)
     async with AsyncExitStack() as stack:
         endpoint_of = await _endpoints(stack, items)

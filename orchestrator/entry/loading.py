@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from functools import cache
 from typing import TYPE_CHECKING
@@ -31,3 +32,9 @@ def load(agent_type: str) -> ModuleType:
         importlib.import_module(name)
     registry.warm(agent_type)
     return importlib.import_module(_ALWAYS[0])
+
+
+@cache
+def freeze() -> None:
+    """Once per process, take everything that is loaded out of garbage collections: they look at what rollouts hold only."""
+    gc.freeze()

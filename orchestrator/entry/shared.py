@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import assembly, errors, recovery, rollout, settings
+from orchestrator.entry import loading
 from orchestrator.entry.watch import Preflight, Watch
 from orchestrator.states import TERMINAL, State
 
@@ -79,6 +80,8 @@ class Shared:
             on_move=self._moved,
         )
         self.upkeep.append(asyncio.create_task(self._keep_up(provider), name="upkeep"))
+        if chosen.training.freeze_gc:
+            loading.freeze()
         return runtime
 
     async def _keep_up(self, provider: SandboxProvider) -> None:

@@ -10,7 +10,7 @@ from orchestrator import errors
 from orchestrator.agents.base import AgentRun, AgentTask
 from orchestrator.rollout import custody, grades, takeover, transcript
 from orchestrator.sandbox.base import Role
-from orchestrator.settings import Settings
+from orchestrator.settings import stored
 from orchestrator.states import TERMINAL, State
 from orchestrator.steps import agent_running, sandbox_ready
 from orchestrator.tasks.record import RepoSource, Task
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.agents.base import Endpoint, LlmCall, Step
     from orchestrator.rollout.runtime import Runtime
     from orchestrator.sandbox.base import Sandbox, SandboxSpec
+    from orchestrator.settings import Settings
     from store.history import Record
 
 
@@ -74,7 +75,7 @@ class Walk:
         source = row["input"]["repo_source"]
         if source is not None:
             task = task.model_copy(update={"repo_source": RepoSource.model_validate(source)})
-        settings = Settings.model_validate(row["input"]["settings"])
+        settings = stored(row["input"]["settings"])
         walk = cls(runtime, lease, row, task, settings)
         if row["deadline_at"] is not None and runtime.serves_sessions:
             left_ms = row["deadline_at"] - await runtime.store.history.now()

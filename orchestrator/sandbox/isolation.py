@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -111,8 +112,12 @@ def write_etc(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+@cache
 def system_mounts() -> tuple[tuple[Mount, ...], tuple[tuple[str, str], ...]]:
-    """Return the read-only system folders of this machine and the root links that lead into them."""
+    """Return the read-only system folders of this machine and the root links that lead into them.
+
+    Every sandbox of a worker shares them: a hundred of their own would be thousands of objects.
+    """
     mounts = [Mount(inside="/usr", outside=Path("/usr"))]
     links: list[tuple[str, str]] = []
     for name in _ROOT_FOLDERS:

@@ -15,7 +15,7 @@ from orchestrator.settings.environment import (
     secret,
     variable,
 )
-from orchestrator.settings.loading import CONFIG_DIR, ECONFIG, ENVIRONMENT, agent_type_of, config_names, load
+from orchestrator.settings.loading import CONFIG_DIR, ECONFIG, ENVIRONMENT, agent_type_of, config_names, load, stored
 from orchestrator.settings.sections import (
     AgentSettings,
     AgentType,
@@ -54,5 +54,6 @@ __all__ = [
     "load",
     "maintenance_database_url",
     "secret",
+    "stored",
     "variable",
 ]

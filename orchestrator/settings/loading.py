@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from weakref import WeakValueDictionary
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -71,7 +72,20 @@ def load(
             f"config {config!r}: {_explain(e)}", hint="see `aweagent/configs/`"
         ) from None
     _refuse_secrets(loaded.llm)
-    return loaded
+    return _same(loaded)
+
+
+def stored(tree: Mapping[str, Any]) -> Settings:
+    """Return the settings that a rollout was stored with."""
+    return _same(Settings.model_validate(tree))
+
+
+_in_use: WeakValueDictionary[str, Settings] = WeakValueDictionary()
+
+
+def _same(loaded: Settings) -> Settings:
+    """Return one object for equal settings: a worker's many rollouts would each keep dozens of objects alive otherwise."""
+    return _in_use.setdefault(loaded.to_json(), loaded)
 
 
 _SECRET_FIELD = re.compile(

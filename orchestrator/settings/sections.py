@@ -130,6 +130,9 @@ class TrainingSettings(Section):
     """So long without one valid rollout, while some were asked for, ends the process with `exit`."""
     episode_logs: bool = True
     """Write `LOG_DIR/<instance>/<rollout>/` for people, from what is stored."""
+    freeze_gc: bool = True
+    """Before the process's first rollout, take everything that is loaded by then out of garbage collections for good
+    (`gc.freeze`): each full one would hold up the trainer's event loop for as long as it takes to look at all of it."""
 
 
 class Settings(Section):

@@ -52,6 +52,8 @@ _SETTINGS = {
     "sandbox.create_timeout_s": 8.0,  # an intent whose create was cut off stays open so long
 }
 _SETTLE_S = 90.0
+_TRIES = 4
+"""So many workers are sent to die at one place; one that they never come to again would keep all others from dying."""
 _POLITE = 0.1
 """Share of the workers that are asked to stop instead of being killed."""
 
@@ -208,7 +210,9 @@ class Chaos:
 
     def _next_death(self) -> tuple[str, str] | None:
         """Choose a place that workers pass and nobody died at, a new failpoint first; some workers die elsewhere."""
-        open_places = sorted(self.seen.passed.keys() - self.seen.deaths.keys())
+        open_places = sorted(
+            place for place in self.seen.passed.keys() - self.seen.deaths.keys() if self._tried[place] < _TRIES
+        )
         if not open_places or self._chance.random() < 0.25:
             return None
         known = {point for point, _ in self.seen.deaths}

@@ -197,7 +197,7 @@ async def test_two_stores_on_one_file_never_claim_the_same_rollout(open_store, n
 async def test_rollouts_of_a_later_state_machine_are_left_to_newer_programs(open_store, new_rollout):
     old, new = await open_store(), await open_store(fsm_version=2)
     await new.submit([new_rollout(fsm_version=version) for version in (1, 2)])
-    assert [len(await one.claim(limit=9)) for one in (old, new)] == [1, 1]
+    assert [len(await one.claim(limit=9, run_id="run")) for one in (old, new)] == [1, 1]
     for one in (old, new):
         await one.close()
 
