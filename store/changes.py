@@ -55,6 +55,8 @@ def apply(connection: sa.Connection, dialect: Dialect, changes: Sequence[Change]
 
     A change that contradicts the state machine or the ledger comes back as an error and has written nothing.
     """
+    if len(changes) == 1:
+        return _together(connection, dialect, changes)
     results: list[Result | None] = [None] * len(changes)
     waiting = list(range(len(changes)))
     while waiting:
@@ -69,7 +71,7 @@ def apply(connection: sa.Connection, dialect: Dialect, changes: Sequence[Change]
     return [result for result in results if result is not None]
 
 
-def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]) -> list[Result]:
+def _together(connection: sa.Connection, dialect: Dialect, changes: Sequence[Change]) -> list[Result]:
     """Apply changes of distinct rollouts, in the order of their ids (the lock order everywhere)."""
     kinds = {
         "move": [c for c in changes if c.trigger is not None],
@@ -83,9 +85,9 @@ def _together(connection: sa.Connection, dialect: Dialect, changes: list[Change]
             make = _one_by_one if dialect.name == "sqlite" else _all_at_once
             applied |= {done.id: done for done in make(connection, dialect, kind, guarded)}
     made = [c for c in changes if c.lease.rollout_id in applied]
-    evidence.apply_all(
-        connection, dialect, [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made]
-    )
+    facts = [(c.lease, applied[c.lease.rollout_id].now, c.extra) for c in made if c.extra]
+    if facts:
+        evidence.apply_all(connection, dialect, facts)
     _end_attempts(connection, dialect, made, applied)
     return [
         rows.Applied(version=applied[c.lease.rollout_id].version, state=applied[c.lease.rollout_id].state)
@@ -100,8 +102,12 @@ def _one_by_one(
 ) -> Iterator[_Done]:
     """Make the changes, and log the moves that were made; a statement costs SQLite no round trip, only its own work."""
     for change in guarded:
-        given = _parameters(change)
-        for id_, version, state, now, *src in dialect.run(connection, _statement(dialect, kind), given):
+        given, found = _parameters(change), None
+        if change.give_back is None and change.spend is None:
+            found = dialect.run(connection, _statement(dialect, f"plain {kind}"), given)
+        for id_, version, state, now, *src in found or dialect.run(
+            connection, _statement(dialect, kind), given
+        ):
             yield _Done(id_, version, state, now)
             if kind == "move":
                 made = {"seq": version, "src": src[0], "dst": state, "at": now}
@@ -126,7 +132,16 @@ _SPENT = """crash_count = rollouts.crash_count + item.crash, infra_count = rollo
 _TERMINAL = ", ".join(f"'{state}'" for state in TERMINAL)
 _OPEN = ", ".join(f"'{status}'" for status in LEDGER_OPEN)
 
-_MOVE = f"""UPDATE rollouts SET state = e.dst, version = rollouts.version + 1, updated_at = {{now}},
+_STEP = "state = e.dst, version = rollouts.version + 1, updated_at = {now}"
+_GUARD = f"""{{source}} WHERE {{first}}rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
+    AND rollouts.lease_until > {{now}} AND e.src = rollouts.state
+    AND NOT (item.c = 1 AND rollouts.cancel_requested_at IS NOT NULL)
+    AND NOT (e.dst = 'released' AND EXISTS (
+      SELECT 1 FROM sandboxes AS s WHERE s.rollout_id = rollouts.id AND s.status IN ({_OPEN})))"""
+"""The whole guard of a transition; every conjunct has a test that fails without it."""
+_RETURNED = "RETURNING id, version, state, updated_at AS now"
+
+_MOVE = f"""UPDATE rollouts SET {_STEP},
     finished_at = CASE WHEN e.dst IN ({_TERMINAL}) THEN {{now}} END,
     failure_class = CASE WHEN e.dst = 'failed' THEN item.fc END,
     failure_msg = CASE WHEN e.dst = 'failed' THEN item.fm END,
@@ -134,23 +149,19 @@ _MOVE = f"""UPDATE rollouts SET state = e.dst, version = rollouts.version + 1, u
     lease_until = CASE WHEN item.gb = 0 AND e.dst NOT IN ({_TERMINAL}) THEN rollouts.lease_until END,
     not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
     {_SPENT}
-  {{source}} WHERE {{first}}rollouts.id = item.i AND rollouts.version = item.v AND rollouts.fence = item.f
-    AND rollouts.lease_until > {{now}} AND e.src = rollouts.state
-    AND NOT (item.c = 1 AND rollouts.cancel_requested_at IS NOT NULL)
-    AND NOT (e.dst = 'released' AND EXISTS (
-      SELECT 1 FROM sandboxes AS s WHERE s.rollout_id = rollouts.id AND s.status IN ({_OPEN})))
-  RETURNING id, version, state, updated_at AS now"""
-"""The whole guard of a transition; every conjunct has a test that fails without it."""
+  {_GUARD} {_RETURNED}"""
+_PLAIN_MOVE = f"UPDATE rollouts SET {_STEP} {_GUARD} AND e.dst NOT IN ({_TERMINAL}) {_RETURNED}"
+"""For SQLite, which writes every index anew whose columns a statement names, changed or not: a move that ends nothing."""
 
+_EVIDENCE_GUARD = f"""{{source}} WHERE {{first}}rollouts.id = item.i AND rollouts.fence = item.f
+    AND rollouts.lease_until > {{now}} AND rollouts.state NOT IN ({_TERMINAL})"""
 _NOTE = f"""UPDATE rollouts SET updated_at = {{now}},
     lease_owner = CASE WHEN item.gb = 0 THEN rollouts.lease_owner END,
     lease_until = CASE WHEN item.gb = 0 THEN rollouts.lease_until END,
     not_before = CASE WHEN item.gb = 0 THEN rollouts.not_before ELSE {{now}} + item.delay END,
     {_SPENT}
-  {{source}} WHERE {{first}}rollouts.id = item.i AND rollouts.fence = item.f AND rollouts.lease_until > {{now}}
-    AND rollouts.state NOT IN ({_TERMINAL})
-  RETURNING id, version, state, updated_at AS now"""
-"""The guard of evidence without a transition."""
+  {_EVIDENCE_GUARD} {_RETURNED}"""
+_PLAIN_NOTE = f"UPDATE rollouts SET updated_at = {{now}} {_EVIDENCE_GUARD} {_RETURNED}"
 
 
 _LOG = "INSERT INTO transitions (rollout_id, seq, src, trig, dst, fence, actor, op_id, at, payload)"
@@ -166,23 +177,41 @@ _LOCKING = """FROM items AS item JOIN rollouts AS r ON r.id = item.i
 key however small the table is."""
 
 
-_LOCKED_FIRST = "rollouts.id = ANY (ARRAY(SELECT i FROM locked)) AND "
-"""Without it the planner may look at the rows before it locks them."""
+_LOCKED_FIRST = "(SELECT count(*) FROM locked) > 0 AND "
+"""Asked once, before anything else: without it the planner may look at the rows before it locks them."""
+
+
+_TEXTS = {"move": _MOVE, "plain move": _PLAIN_MOVE, "note": _NOTE, "plain note": _PLAIN_NOTE}
 
 
 @cache
 def _statement(dialect: Dialect, kind: str) -> str:
-    """Return `move`, `note`, `lock` or `end`, made once.
-
-    On PostgreSQL a move is one round trip: it locks in the order of ids, changes, and logs; `lock` takes the rows of
-    both kinds first where a batch has both.
-    """
+    """Return a statement of `_TEXTS`, `lock` or `end`, made once."""
     if kind == "end":
         return dialect.driver_sql(_END.format(rows=dialect.rows_of(_ENDED)))
-    changed = _MOVE if kind == "move" else _NOTE
-    if dialect.name == "sqlite":
-        plain = changed.format(now=dialect.now_sql, source="", first="")
-        return _with_parameters(plain) + (_LED_HERE if kind == "move" else "")
+    return _for_one(dialect, kind) if dialect.name == "sqlite" else _for_many(dialect, kind)
+
+
+_NAMES = re.compile(r"\be\.src = rollouts\.state|\be\.dst\b|\bitem\.(\w+)")
+
+
+def _for_one(dialect: Dialect, kind: str) -> str:
+    """Return the statement for one change whose columns are parameters: SQLite is slow at joining an UPDATE."""
+
+    def alone(found: re.Match[str]) -> str:
+        if found[1]:
+            return f":{found[1]}"
+        return _DESTINATION if found[0] == "e.dst" else f"{_DESTINATION} IS NOT NULL"
+
+    changed = _NAMES.sub(alone, _TEXTS[kind].format(now=dialect.now_sql, source="", first=""))
+    return changed + (_LED_HERE if kind.endswith("move") else "")
+
+
+def _for_many(dialect: Dialect, kind: str) -> str:
+    """Return the statement that locks in the order of ids, changes and logs, in one round trip to PostgreSQL.
+
+    `lock` takes the rows of both kinds first where a batch has both.
+    """
     items = f"WITH items AS MATERIALIZED (SELECT item.* FROM {dialect.rows_of(_ITEM)})"
     if kind == "lock":
         return dialect.driver_sql(f"{items} SELECT r.id {_LOCKING}")
@@ -190,7 +219,7 @@ def _statement(dialect: Dialect, kind: str) -> str:
     if kind == "move":
         source += " JOIN fsm_edges AS e ON e.trig = item.t"
         returned += ", e.src, item.t, item.f, item.actor, item.op, item.payload"
-    changed = changed.format(now=dialect.now_sql, source=source, first=_LOCKED_FIRST)
+    changed = _TEXTS[kind].format(now=dialect.now_sql, source=source, first=_LOCKED_FIRST)
     return dialect.driver_sql(
         f"{items}, locked AS MATERIALIZED (SELECT item.* {_LOCKING}),"
         f" done AS ({changed.replace('RETURNING id', returned)})"
@@ -199,33 +228,20 @@ def _statement(dialect: Dialect, kind: str) -> str:
     )
 
 
-_NAMES = re.compile(r"\be\.src = rollouts\.state|\be\.dst\b|\bitem\.(\w+)")
-
-
-def _with_parameters(changed: str) -> str:
-    """Return a guarded statement for one change whose columns are parameters: SQLite is slow at joining an UPDATE."""
-
-    def of_one(found: re.Match[str]) -> str:
-        if found[1]:
-            return f":{found[1]}"
-        return _DESTINATION if found[0] == "e.dst" else f"{_DESTINATION} IS NOT NULL"
-
-    return _NAMES.sub(of_one, changed)
-
-
-def _items(changes: list[Change]) -> str:
+def _items(changes: Sequence[Change]) -> str:
     items = [_item(change) for change in changes]
     text = rows.canonical_json(items)
     return text if _NUL not in text else rows.canonical_json(rows.storable(items))
 
 
 def _parameters(change: Change) -> dict[str, Any]:
+    """Return the item as parameters; of its texts only the payload and the message may hold what nobody chose."""
     item = _item(change)
-    payload = rows.canonical_json(item["payload"])
+    payload = rows.canonical_json(change.payload)
     if _NUL in payload:
-        payload = rows.canonical_json(rows.storable(item["payload"]))
-    item["payload"] = payload
-    return {key: rows.storable(value) if type(value) is str else value for key, value in item.items()}
+        payload = rows.canonical_json(rows.storable(change.payload))
+    item["payload"], item["fm"] = payload, rows.storable(change.failure_msg)
+    return item
 
 
 _NUL = "\\u0000"
@@ -234,7 +250,7 @@ _NUL = "\\u0000"
 
 def _item(change: Change) -> dict[str, Any]:
     back = change.give_back
-    spent = [change.spend, back.spend if back is not None else None]
+    spent = (change.spend, None if back is None else back.spend)
     return {
         "i": change.lease.rollout_id,
         "v": change.lease.version,
@@ -245,7 +261,9 @@ def _item(change: Change) -> dict[str, Any]:
         "fm": change.failure_msg,
         "gb": int(back is not None),
         "delay": back.delay_ms if back is not None else 0,
-        **{budget: spent.count(budget) for budget in ("crash", "infra", "grade")},
+        "crash": spent.count("crash"),
+        "infra": spent.count("infra"),
+        "grade": spent.count("grade"),
         "actor": change.actor,
         "op": change.op_id,
         "payload": change.payload,

@@ -15,7 +15,15 @@ from orchestrator.settings.environment import (
     secret,
     variable,
 )
-from orchestrator.settings.loading import CONFIG_DIR, ECONFIG, ENVIRONMENT, agent_type_of, config_names, load, stored
+from orchestrator.settings.loading import (
+    CONFIG_DIR,
+    ECONFIG,
+    ENVIRONMENT,
+    agent_type_of,
+    config_names,
+    load,
+    stored,
+)
 from orchestrator.settings.sections import (
     AgentSettings,
     AgentType,

@@ -211,7 +211,9 @@ class Chaos:
     def _next_death(self) -> tuple[str, str] | None:
         """Choose a place that workers pass and nobody died at, a new failpoint first; some workers die elsewhere."""
         open_places = sorted(
-            place for place in self.seen.passed.keys() - self.seen.deaths.keys() if self._tried[place] < _TRIES
+            place
+            for place in self.seen.passed.keys() - self.seen.deaths.keys()
+            if self._tried[place] < _TRIES
         )
         if not open_places or self._chance.random() < 0.25:
             return None
