@@ -61,7 +61,7 @@ class Dialect:
             picked = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in columns)
             return f"(SELECT {picked} FROM json_each(:items)) AS item"
         typed = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in columns.items())
-        return f"jsonb_to_recordset(CAST(:items AS jsonb)) AS item({typed})"
+        return f"json_to_recordset(CAST(:items AS json)) AS item({typed})"
 
     def run(
         self, connection: sa.Connection, statement: str, parameters: dict[str, Any]

@@ -35,12 +35,13 @@ Operation = Callable[[sa.Connection], T]
 BATCH = 512
 CAPACITY = 8192
 """Writes that may wait; beyond it callers wait for room."""
+_WRITES = frozenset(failpoints.WRITES)
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _CLOSING_PATIENCE_S = 1.5
 _SAY_EVERY_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item:
     name: str
     work: Change | Operation[Any]
@@ -110,7 +111,7 @@ class Writer:
         """How long writes wait for a database that is away."""
         self._queue: deque[_Item] = deque()
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._closed = False
         self._in_flight: list[list[_Item]] = []
         """Groups that each share a transaction, the one being committed first; a new thread goes on here."""
@@ -168,7 +169,7 @@ class Writer:
             self._thread.join(_CLOSING_PATIENCE_S + 1)
 
     async def _enqueue(self, name: str, work: Change | Operation[Any]) -> Any:  # noqa: ANN401 - what the work returns
-        if name not in failpoints.WRITES:
+        if name not in _WRITES:
             raise KeyError(f"write {name!r} has no failpoint")
         loop = asyncio.get_running_loop()
         item = _Item(name, work, loop, loop.create_future())
@@ -185,7 +186,8 @@ class Writer:
             self._queue.append(item)
             if not self._thread.is_alive():
                 self._thread = self._start()
-            self._changed.notify()
+            if len(self._queue) == 1:  # else the thread was told, and has not come yet
+                self._changed.notify()
             return True
 
     async def _room(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -244,8 +246,7 @@ class Writer:
                     self._in_flight[:1] = [[item] for item in items]
                     continue
                 results = [e] * len(items)
-            for item in items:
-                failpoints.hit(f"{item.name}.after_commit")
+            failpoints.hit_each((item.name for item in items), "after_commit")
             _answer_all(items, results)
             del self._in_flight[0]
             self._settled += 1
@@ -298,8 +299,7 @@ class Writer:
         with self._ticket(too_long), self._transaction() as connection:
             results = self._execute(connection, items)
             self._dialect.run(connection, self._mark_sql, {"of": self._worker_id, "number": self._batch_no})
-            for item in items:
-                failpoints.hit(f"{item.name}.before_commit")
+            failpoints.hit_each((item.name for item in items), "before_commit")
             self._computed = (items, results)
         return results
 
