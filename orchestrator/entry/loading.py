@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
 _ALWAYS = (
@@ -28,13 +30,26 @@ def load(agent_type: str) -> ModuleType:
     """Import everything that a rollout of this kind of agent needs, blocking; return the module that runs calls."""
     from orchestrator.agents import registry
 
-    for name in _ALWAYS:
-        importlib.import_module(name)
-    registry.warm(agent_type)
+    with _without_collections():
+        for name in _ALWAYS:
+            importlib.import_module(name)
+        registry.warm(agent_type)
     return importlib.import_module(_ALWAYS[0])
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Let nobody wait for collections that look at more and more modules, none of which is garbage."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 @cache
-def freeze() -> None:
-    """Once per process, take everything that is loaded out of garbage collections: they look at what rollouts hold only."""
+def freeze(when: str) -> None:
+    """Once for each `when`, take everything there is out of garbage collections: they look at what came later only."""
     gc.freeze()

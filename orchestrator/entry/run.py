@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from orchestrator import assembly, errors, provenance, rollout, settings
 from orchestrator.agents.base import Endpoint
-from orchestrator.entry import episode, shared, trainer
+from orchestrator.entry import episode, loading, shared, trainer
 from orchestrator.entry.request import (
     identity,
     identity_of,
@@ -95,8 +95,12 @@ async def answer(data: object, call: Call) -> Answer:
 async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Answer:
     began_s = time.monotonic()
     task = await asyncio.to_thread(task_of, record)
+    if chosen.training.freeze_gc:
+        loading.freeze("before the store is opened, which may take a while")
     opened = await shared.opened(_database_url())
     runtime = await opened.runtime(chosen)
+    if chosen.training.freeze_gc:
+        loading.freeze("before the first rollout")
     request = _request(call, record, task, chosen, opened)
     request = replace(request, waited_s=time.monotonic() - began_s)
     submitting = asyncio.ensure_future(rollout.submit(runtime, [request]))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import assembly, errors, recovery, rollout, settings
-from orchestrator.entry import loading
 from orchestrator.entry.watch import Preflight, Watch
 from orchestrator.states import TERMINAL, State
 
@@ -80,8 +79,6 @@ class Shared:
             on_move=self._moved,
         )
         self.upkeep.append(asyncio.create_task(self._keep_up(provider), name="upkeep"))
-        if chosen.training.freeze_gc:
-            loading.freeze()
         return runtime
 
     async def _keep_up(self, provider: SandboxProvider) -> None:

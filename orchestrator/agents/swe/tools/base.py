@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -55,8 +56,9 @@ class Tool:
     """Does one call with an instance of `arguments`: answers, raises `ToolError`, or lets `errors.SandboxLost` pass."""
 
 
+@cache
 def schema(tool: Tool) -> dict[str, Any]:
-    """Return the tool as an entry of a chat request's `tools` (OpenAI function calling format)."""
+    """Return the tool as an entry of a chat request's `tools` (OpenAI function calling format); nobody changes it."""
     parameters = tool.arguments.model_json_schema()
     parameters.pop("title", None)
     parameters.pop("description", None)
