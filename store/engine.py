@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -21,7 +19,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from store import errors, place, revisions, schema
 from store.dialect import BEGIN, Dialect, run_sqlite
 
-Ticket = Callable[[Callable[[], bool]], AbstractContextManager[None]]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Ticket(Protocol):
+    """Gives a thread its turn at a database; see `place.Turns`."""
+
+    def __call__(self, given_up: Callable[[], bool], /) -> AbstractContextManager[None]: ...
+    def close(self) -> None: ...
+
 
 OPEN_PATIENCE_S = 60.0
 """How long an open waits for a database that somebody keeps or that does not take writes."""
@@ -186,14 +193,16 @@ def _json(value: object) -> str:
 
 
 def ticket(url: sa.URL) -> Ticket:
-    """Return what gives this process its turn at a SQLite file (see `place.ticket`); PostgreSQL needs none."""
-    if url.get_backend_name() == "sqlite":
-        return partial(place.ticket, place.file_of(url))
-    return _no_queue
+    """Return what gives one thread its turns at a SQLite file; PostgreSQL needs none."""
+    return place.Turns(place.file_of(url)) if url.get_backend_name() == "sqlite" else _NoQueue()
 
 
-def _no_queue(_given_up: Callable[[], bool]) -> AbstractContextManager[None]:
-    return nullcontext()
+class _NoQueue:
+    def __call__(self, _given_up: Callable[[], bool], /) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 def prepare(
@@ -216,7 +225,8 @@ def prepare(
     until = time.monotonic() + OPEN_PATIENCE_S
     try:
         with (
-            ticket(url)(lambda: given_up() or time.monotonic() >= until),
+            closing(ticket(url)) as turn,
+            turn(lambda: given_up() or time.monotonic() >= until),
             engine.begin() as connection,
         ):
             if dialect.name != "sqlite":

@@ -117,6 +117,7 @@ class Heartbeat:
                 pause_s = min(_RETRY_S, period_s)
         if self._engine is not None:
             self._engine.dispose()
+        self._ticket.close()
 
     def beat(self) -> bool:
         """Renew everything once, False when the database was away; called by the thread, and by tests in its place."""

@@ -101,28 +101,48 @@ def never() -> bool:
     return False
 
 
-@contextmanager
-def ticket(path: Path, given_up: Callable[[], bool] = never) -> Iterator[None]:
-    """Hold the database's queue ticket: a lock file of its own, so that processes take turns instead of starving.
+class Turns:
+    """Gives one thread its turns at a database file, through a queue ticket: a lock file of its own beside it.
 
-    Waits until its turn comes or `given_up`, asked now and again, says true: then it raises `StoreUnreachable`.
+    Without it processes would starve each other. The file stays open from turn to turn: opening it would cost a lone
+    write more than the lock.
     """
-    lock = f"{path}.lock"
-    _let_go_in_forked_children()
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    _open.add(fd)
-    try:
-        if not _taken(fd):
-            _queue_up(fd, lock, given_up)
-        yield
-    finally:
-        if fd in _open:
-            _open.remove(fd)
-            os.close(fd)
+
+    def __init__(self, path: Path) -> None:
+        self._lock = f"{path}.lock"
+        self._fd = -1
+        _let_go_in_forked_children()
+
+    @contextmanager
+    def __call__(self, given_up: Callable[[], bool] = never) -> Iterator[None]:
+        """Hold the ticket. Waits until its turn comes or `given_up`, asked now and again, says true.
+
+        Then it raises `StoreUnreachable`.
+        """
+        if self._fd not in _open:
+            self._fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            _open.add(self._fd)
+        try:
+            if not _taken(self._fd):
+                _queue_up(self._fd, self._lock, given_up)
+        except BaseException:
+            self.close()  # who still waits for the same open file would get the turn for it
+            raise
+        try:
+            yield
+        finally:
+            if self._fd in _open:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file; the next turn opens it anew."""
+        if self._fd in _open:
+            _open.remove(self._fd)
+            os.close(self._fd)
 
 
 _open: set[int] = set()
-"""Descriptors of tickets held or waited for."""
+"""Descriptors of lock files."""
 
 
 @cache

@@ -218,6 +218,7 @@ class Writer:
             return
         self._disconnect()
         self._engine.dispose()
+        self._ticket.close()
 
     def _take(self) -> list[_Item]:
         """Return what is queued, at most a batch; nothing when closed and drained."""

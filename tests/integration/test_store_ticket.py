@@ -51,7 +51,7 @@ def test_a_wait_for_the_turn_says_what_it_waits_for_and_ends_with_the_lock(
     place.logger.addHandler(listening)
 
     def wait() -> None:
-        with place.ticket(tmp_path / "rollouts.db"):
+        with closing(place.Turns(tmp_path / "rollouts.db")) as turn, turn():
             taken.set()
 
     waiting = threading.Thread(target=wait)
@@ -67,7 +67,7 @@ def test_a_wait_for_the_turn_says_what_it_waits_for_and_ends_with_the_lock(
 
 
 def test_giving_up_ends_the_wait_of_an_open_at_once(tmp_path: Path):
-    opening = place.ticket(tmp_path / "rollouts.db", lambda: True)
+    opening = place.Turns(tmp_path / "rollouts.db")(lambda: True)
     with held(tmp_path / "rollouts.db"), pytest.raises(errors.StoreUnreachable), opening:
         pytest.fail("the lock was taken although another holds it")
 
@@ -88,3 +88,24 @@ def test_a_database_that_stays_locked_is_not_blamed_on_the_disk(
 def test_options_in_a_sqlite_url_are_refused():
     with pytest.raises(errors.StoreUnusable, match="no options"):
         engine.parse_url("sqlite:///x.db?mode=ro")
+
+
+def test_a_turn_that_was_given_up_is_not_taken_later_and_the_next_one_comes(tmp_path: Path):
+    with closing(place.Turns(tmp_path / "rollouts.db")) as turn:
+        with held(tmp_path / "rollouts.db"), pytest.raises(errors.StoreUnreachable), turn(lambda: True):
+            pytest.fail("the lock was taken although another holds it")
+        with held(tmp_path / "rollouts.db"):
+            pass  # nobody who had given up got it when it was free
+        with turn(lambda: True):
+            assert is_taken(tmp_path / "rollouts.db")
+        assert not is_taken(tmp_path / "rollouts.db")
+
+
+def is_taken(database: Path) -> bool:
+    """Ask as another process would."""
+    with database.with_name(f"{database.name}.lock").open("a") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

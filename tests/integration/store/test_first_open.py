@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,11 @@ def test_opening_takes_its_turn_among_busy_writers(tmp_path: Path):
     turns, over = itertools.count(), threading.Event()
 
     def write_on_and_on() -> None:
-        while not over.is_set():
-            with place.ticket(tmp_path / "busy.db"):
-                next(turns)
-                over.wait(0.002)
+        with closing(place.Turns(tmp_path / "busy.db")) as turn:
+            while not over.is_set():
+                with turn():
+                    next(turns)
+                    over.wait(0.002)
 
     writers = [threading.Thread(target=write_on_and_on) for _ in range(3)]
     for writer in writers:
@@ -75,7 +77,7 @@ def test_opening_takes_its_turn_among_busy_writers(tmp_path: Path):
     try:
         while next(turns) < 10:
             over.wait(0.001)
-        with place.ticket(tmp_path / "busy.db"):
+        with closing(place.Turns(tmp_path / "busy.db")) as turn, turn():
             before = next(turns)
     finally:
         over.set()
