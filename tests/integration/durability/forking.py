@@ -6,6 +6,7 @@ Each child runs one function of `scenarios` and speaks with the test over a sock
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -149,6 +150,7 @@ class ForkServer:
 
 def serve(control: socket.socket, scenarios: dict[str, Any]) -> None:
     """Fork for every request until the test process is gone."""
+    gc.freeze()  # else each child's collections copy the whole heap
     while True:
         request, fds, _, _ = socket.recv_fds(control, 256, 1)
         words = request.decode().split()
