@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from orchestrator import errors
 from orchestrator.agents.base import Endpoint, LlmCall
 from orchestrator.agents.swe import reply, trouble
-from orchestrator.agents.swe.bounded import AnswerTooLarge, BoundedClient
+from orchestrator.agents.swe.bounded import AnswerTooLarge, BoundedClient, certificates
 from orchestrator.agents.swe.trouble import Kind, Trouble
 from orchestrator.settings import LlmSettings
 
@@ -182,9 +182,9 @@ async def connect(
     """Open a model and close it again; raises `errors.NoLlmCall` for an address or key that no request can use."""
     key = endpoint.api_key.get_secret_value()
     _check(endpoint.base_url, key)
-    # Reading the certificates takes tens of milliseconds, which other rollouts on this loop need not wait for.
+    verify = await asyncio.to_thread(certificates)
     # Proxies named by this process's environment are not part of the settings.
-    http_client = await asyncio.to_thread(BoundedClient, trust_env=False)
+    http_client = BoundedClient(trust_env=False, verify=verify)
     async with openai.AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=key or "EMPTY",
