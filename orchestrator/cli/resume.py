@@ -15,7 +15,7 @@ from orchestrator.cli.options import AllowNoIsolation, Csv, Dbs, Json
 from orchestrator.states import TERMINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AsyncExitStack
 
     from orchestrator.agents.base import Endpoint
@@ -120,11 +120,15 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
         if interrupted:
             say("stopped; the same command continues")
             return INTERRUPTED
-        short = sum(row["reward"] is None or row["now"] not in TERMINAL for row in rows)
-        left = sum(bool(item.blocked) and not item.is_held for item in items)
-        return 1 if short or left else 0
+        return exit_code(rows, items)
     finally:
         await worker.stop()
+
+
+def exit_code(rows: Sequence[Mapping[str, object]], items: Sequence[Item]) -> int:
+    """Return 0 when every rollout is over with a reward (`rows`: what came of those taken up) and none had to be left."""
+    short = any(row["reward"] is None or row["now"] not in TERMINAL for row in rows)
+    return int(short or any(item.blocked and not item.is_held for item in items))
 
 
 async def _nothing(store: Store, asked: _Asked) -> str:

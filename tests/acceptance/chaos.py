@@ -201,7 +201,7 @@ class Chaos:
             death=death and list(death),
             ttl_s=TTL_S,
         )
-        most = 12 if death else self._chance.randint(1, 9)
+        most = self._chance.randint(4, 12) if death else self._chance.randint(1, 5)
         victim = Victim(child=child, death=death, most_acks=most, words=asyncio.Queue())
         threading.Thread(
             target=_read_on, args=(victim, asyncio.get_running_loop()), name=f"read {child.pid}", daemon=True

@@ -198,3 +198,20 @@ async def test_only_a_graded_rollout_waits_for_a_sandbox_that_was_given_up_on_a_
     (item,) = await plan.make(store, ids=None, run=None, user=None)
     assert bool(item.blocked) is is_blocked
     assert ("rw-01234567-box-0-1" in item.blocked) is is_blocked
+
+
+@pytest.mark.parametrize(
+    ("now", "reward", "blocked", "code"),
+    [
+        ("released", 0.0, "", 0),
+        ("graded", 1.0, "", 1),
+        ("failed", None, "", 1),
+        ("released", None, "", 1),
+        ("released", 1.0, "its repository is not here", 1),
+    ],
+)
+def test_the_exit_code_is_0_only_when_all_are_over_with_a_reward(
+    now: str, reward: float | None, blocked: str, code: int
+):
+    item = plan.Item(row={"id": "1", "held": False}, settings=None, action="none", blocked=blocked)
+    assert resume.exit_code([{"now": now, "reward": reward}], [item]) == code
