@@ -43,6 +43,8 @@ class _Held:
     lease: Lease
     lost: Callable[[str], None]
     loop: asyncio.AbstractEventLoop
+    sure_s: float
+    """When the lease was last known to be ours; it lasts for a time to live from then at least."""
 
 
 @dataclass(slots=True)
@@ -93,8 +95,20 @@ class Heartbeat:
         """Renew `lease` from now on; `lost` is called once on this loop, with `lost` or `cancelled`."""
         loop = asyncio.get_running_loop()
         with self._leases.lock:
-            self._leases.held[lease.rollout_id] = _Held(lease, lost, loop)
-            self._leases.pulses.setdefault(loop, _Pulse(self._clock())).at_s = self._clock()
+            now_s = self._clock()
+            self._leases.held[lease.rollout_id] = _Held(lease, lost, loop, now_s)
+            self._leases.pulses.setdefault(loop, _Pulse(now_s)).at_s = now_s
+
+    def is_sure(self, lease: Lease) -> bool:
+        """Say whether nobody can have claimed the rollout: the lease has not run out since it was last known to be ours.
+
+        A process that stood still, or whose store is away, is not sure until its next renewal.
+        """
+        with self._leases.lock:
+            held = self._leases.held.get(lease.rollout_id)
+            if held is None or held.lease.fence != lease.fence:
+                return False
+            return self._clock() - held.sure_s < self._store.ttl_s
 
     def drop(self, lease: Lease) -> None:
         """Stop renewing."""
@@ -139,6 +153,8 @@ class Heartbeat:
             )
             if why:
                 self._tell(h, why)
+            else:
+                h.sure_s = now_s
         return True
 
     def _ticks(self, held: _Held, now_s: float) -> bool:

@@ -105,6 +105,9 @@ class AgentRun:
     """Seconds; measures the wall-time limit."""
     history: list[Step] = field(default_factory=list)
     """Steps of this attempt that are already durable: the agent continues after the last one."""
+    is_ours: Callable[[], bool] = lambda: True
+    """False while somebody else may have the rollout: no model may be asked then. A worker that stood still does not
+    know; it waits until it does, or is cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -260,6 +260,7 @@ class Walk:
             recorder=self,
             monotonic=self.runtime.monotonic,
             history=list(self._steps),
+            is_ours=lambda: self.runtime.heartbeat.is_sure(self.lease),
         )
         finished = await agent_running.work(run, self.settings.llm, self._base_commit, self.settings.grading)
         failpoints.hit("agent.after_extract")

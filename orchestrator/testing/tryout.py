@@ -49,6 +49,7 @@ class TryOut:
     recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
     history: Sequence[Step] = ()
     monotonic: Callable[[], float] = time.monotonic
+    is_ours: Callable[[], bool] = lambda: True
     pauses: list[float] = field(default_factory=list)
     """The pauses between repeated requests, which are not waited for."""
 
@@ -68,6 +69,7 @@ class TryOut:
                 recorder=self.recorder,
                 monotonic=self.monotonic,
                 history=list(self.history),
+                is_ours=self.is_ours,
             )
         )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from store.heartbeat import Heartbeat
@@ -62,3 +63,23 @@ async def test_a_dropped_lease_is_renewed_no_more(store: Store, new_rollout):
     heartbeat.beat()
     await asyncio.sleep(0)
     assert await lease_until(store, lease.rollout_id) == before
+
+
+async def test_a_process_that_stood_still_is_not_sure_of_a_lease_until_it_is_renewed(
+    store: Store, new_rollout
+):
+    await store.submit([new_rollout()])
+    (lease,) = await store.claim(limit=1)
+    now_s = 0.0
+    heartbeat = Heartbeat(store, clock=lambda: now_s)
+    assert not heartbeat.is_sure(lease)
+    heartbeat.hold(lease, lambda _why: None)
+    now_s = store.ttl_s - 1
+    assert heartbeat.is_sure(lease)
+    assert not heartbeat.is_sure(replace(lease, fence=lease.fence + 1))
+    now_s = store.ttl_s
+    assert not heartbeat.is_sure(lease)
+    heartbeat.beat()
+    assert heartbeat.is_sure(lease)
+    heartbeat.drop(lease)
+    assert not heartbeat.is_sure(lease)

@@ -52,6 +52,23 @@ async def test_a_run_edits_the_repository_and_submits(tryout):
     assert len(server.requests) == 3
 
 
+async def test_no_model_is_asked_while_somebody_else_may_have_the_rollout(tryout):
+    doubts = [False, True, True, False]  # of the first request; the second is sent after two doubts
+    asked: list[int] = []
+    async with ScriptedModel(script(calling("bash", command="ls"), calling("submit"))) as server:
+
+        def is_ours() -> bool:
+            asked.append(len(server.requests))
+            return not doubts.pop(0)
+
+        tryout.is_ours = is_ours
+        over = await tryout.run(server.base_url(INSTANCE))
+        assert over.reason is ExitReason.SUBMITTED
+        assert len(server.requests) == 2
+    assert asked == [0, 1, 1, 1]
+    assert len(tryout.pauses) == 2
+
+
 async def test_the_transcript_is_the_last_request_plus_the_last_turn(tryout):
     _, server = await play(
         tryout,

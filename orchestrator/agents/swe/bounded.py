@@ -10,6 +10,7 @@ import openai
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
 MAX_BYTES = 32_000_000
 """Of one answer, after decompression."""
@@ -34,11 +35,21 @@ class AnswerTooLarge(Exception):
     """The endpoint sent more than `MAX_BYTES`."""
 
 
+class NotOurs(Exception):
+    """Nothing was sent: somebody else may have the rollout."""
+
+
 class BoundedClient(openai.DefaultAsyncHttpxClient):
-    """Reads every answer itself, up to the limit, and hands it on whole."""
+    """Reads every answer itself, up to the limit, and hands it on whole. Sends nothing while `is_ours` says false."""
+
+    def __init__(self, *, is_ours: Callable[[], bool], **options: Any) -> None:  # noqa: ANN401 - the client's own
+        super().__init__(**options)
+        self._is_ours = is_ours
 
     async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:  # noqa: ANN401 - the types of whichever HTTP library openai is built on
-        """Send a request; raises `AnswerTooLarge` beside what the client itself raises."""
+        """Send a request; raises `AnswerTooLarge` or `NotOurs` beside what the client itself raises."""
+        if not self._is_ours():
+            raise NotOurs
         response = await super().send(request, stream=True, **options)
         body = bytearray()
         try:

@@ -45,7 +45,12 @@ class SweAgent:
         Raises `errors.LlmUnreachable`, `errors.LlmSessionGone`, `errors.NoLlmCall` or `errors.SandboxLost`.
         """
         async with model.connect(
-            run.endpoint, self.llm, run.monotonic, sleep=self.sleep, jitter=self.jitter
+            run.endpoint,
+            self.llm,
+            run.monotonic,
+            sleep=self.sleep,
+            jitter=self.jitter,
+            is_ours=run.is_ours,
         ) as endpoint:
             return await _Work(run, endpoint).until_over()
 

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from orchestrator import errors
 from orchestrator.agents.base import Endpoint, LlmCall
 from orchestrator.agents.swe import reply, trouble
-from orchestrator.agents.swe.bounded import AnswerTooLarge, BoundedClient, certificates
+from orchestrator.agents.swe.bounded import AnswerTooLarge, BoundedClient, NotOurs, certificates
 from orchestrator.agents.swe.trouble import Kind, Trouble
 from orchestrator.settings import LlmSettings
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from orchestrator.agents.base import Message
 
 _CONNECT_TIMEOUT_S = 30.0
+_DOUBT_S = 0.1
+"""Between two looks whether the rollout is known to be ours again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,11 @@ class Model:
         calls: list[LlmCall] = []
         while True:
             started = self.monotonic()
-            got, ran_out = await self._once(messages, request, deadline - started)
+            try:
+                got, ran_out = await self._once(messages, request, deadline - started)
+            except NotOurs:
+                await self.sleep(_DOUBT_S)
+                continue
             calls.append(self._call(got, digest, started))
             if isinstance(got, reply.Reply):
                 return Answer(calls=calls, got=got)
@@ -77,7 +83,10 @@ class Model:
     async def _once(
         self, messages: list[Message], request: dict[str, Any], remaining_s: float
     ) -> tuple[reply.Reply | Trouble, bool]:
-        """Send once; the second value is true when the run's time, not the request's own, ran out."""
+        """Send once; the second value is true when the run's time, not the request's own, ran out.
+
+        Raises `NotOurs` when nothing was sent.
+        """
         try:
             async with asyncio.timeout(min(self.llm.request_timeout_s, remaining_s)):
                 response = await self.client.chat.completions.with_raw_response.create(
@@ -96,6 +105,8 @@ class Model:
         except (AnswerTooLarge, openai.APIConnectionError) as error:
             # Some versions of the client library wrap what is raised inside it.
             cause = error if isinstance(error, AnswerTooLarge) else error.__cause__
+            if isinstance(cause, NotOurs):
+                raise cause from None
             if isinstance(cause, AnswerTooLarge):
                 return Trouble(kind=Kind.BROKEN, text=str(cause)), False
             found = trouble.of_connection(error)
@@ -178,13 +189,17 @@ async def connect(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     jitter: Callable[[], float] = random.random,
+    is_ours: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Model]:
-    """Open a model and close it again; raises `errors.NoLlmCall` for an address or key that no request can use."""
+    """Open a model and close it again; raises `errors.NoLlmCall` for an address or key that no request can use.
+
+    While `is_ours` says false, asked just before each request goes out, none does.
+    """
     key = endpoint.api_key.get_secret_value()
     _check(endpoint.base_url, key)
     verify = await asyncio.to_thread(certificates)
     # Proxies named by this process's environment are not part of the settings.
-    http_client = BoundedClient(trust_env=False, verify=verify)
+    http_client = BoundedClient(is_ours=is_ours, trust_env=False, verify=verify)
     async with openai.AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=key or "EMPTY",
