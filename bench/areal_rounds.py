@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import asyncio.events
+import contextlib
 import gc
 import json
 import os
@@ -96,7 +97,8 @@ class Watchdog:
             began = self._began
             if began and time.perf_counter() - began > 0.01:
                 frame = sys._current_frames().get(loop_thread)
-                self._seen = "".join(traceback.format_stack(frame)[-6:])
+                with contextlib.suppress(AttributeError):  # the loop went on, and the frame was put to other use
+                    self._seen = "".join(traceback.format_stack(frame)[-6:])
 
 
 def idle() -> None:
