@@ -85,8 +85,9 @@ async def test_a_lease_that_ran_out_changes_nothing(store: Store, new_rollout: N
 
 
 async def test_a_trigger_without_an_edge_is_an_error(store: Store, lease: rows.Lease):
-    with pytest.raises(errors.IllegalTransition):
-        await store.transition(lease, "grade", op_id="x")
+    for trigger in ("grade", "release"):  # a plain move, and one that would end the rollout
+        with pytest.raises(errors.IllegalTransition):
+            await store.transition(lease, trigger, op_id=trigger)
 
 
 async def test_an_open_sandbox_keeps_a_rollout_from_being_released(store: Store, lease: rows.Lease):
