@@ -329,7 +329,7 @@ def test_no_write_of_the_store_is_missing_here():
     }
     assert methods - {"open", "close"} == WRITES_OF_THE_STORE
     assert {name for name, _ in inspect.getmembers(Heartbeat, inspect.isfunction) if name[0] != "_"} == {
-        "hold", "drop", "beat",
+        "hold", "drop", "beat", "is_sure",
     }  # fmt: skip
 
 
