@@ -97,7 +97,9 @@ class Watchdog:
             began = self._began
             if began and time.perf_counter() - began > 0.01:
                 frame = sys._current_frames().get(loop_thread)
-                with contextlib.suppress(AttributeError):  # the loop went on, and the frame was put to other use
+                with contextlib.suppress(
+                    AttributeError
+                ):  # the loop went on, and the frame was put to other use
                     self._seen = "".join(traceback.format_stack(frame)[-6:])
 
 
