@@ -142,7 +142,9 @@ async def work(
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _PAUSE_S)
     await provider.close()
-    await store.close()
+    # Told to stop while the server is away: the leases lapse by themselves.
+    with suppress(errors.StoreUnreachable):
+        await store.close()
 
 
 async def _open(url: str, ttl_s: float) -> AckingStore:
