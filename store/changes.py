@@ -152,17 +152,26 @@ def _classify(connection: sa.Connection, dialect: Dialect, change: Change) -> Re
         return rows.VersionConflict(version=row.version, state=row.state)
     if change.cancellable and row.cancel_requested_at is not None:
         return rows.Cancelled()
-    if change.trigger == "release" and row.state == "graded":
-        left = connection.execute(
+    if change.trigger == "release" and row.state == "graded" and (left := _open_sandboxes(connection, lease)):
+        return errors.Conflict(f"rollout {lease.rollout_id} still owns sandboxes: {', '.join(left)}")
+    if change.trigger is None or _has_edge(connection, row.state, change.trigger):
+        return (
+            rows.LeaseExpired()
+        )  # what the guard saw is over since: the lease had run out, or a sandbox was open
+    return errors.IllegalTransition(
+        f"rollout {lease.rollout_id} is {row.state}: no edge {change.trigger!r} leaves it"
+    )
+
+
+def _open_sandboxes(connection: sa.Connection, lease: rows.Lease) -> Sequence[str]:
+    return (
+        connection.execute(
             sa.select(sandboxes.c.key).where(
                 sandboxes.c.rollout_id == lease.rollout_id, sandboxes.c.status.in_(LEDGER_OPEN)
             )
-        ).scalars()
-        return errors.Conflict(f"rollout {lease.rollout_id} still owns sandboxes: {', '.join(left)}")
-    if change.trigger is None or _has_edge(connection, row.state, change.trigger):
-        return rows.LeaseExpired()  # it had run out when the guard looked, and was taken back since
-    return errors.IllegalTransition(
-        f"rollout {lease.rollout_id} is {row.state}: no edge {change.trigger!r} leaves it"
+        )
+        .scalars()
+        .all()
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store import errors, rows
+from store import changes, errors, rows
 from store.heartbeat import Heartbeat
 from tests.integration.durability import facts, operations
 from tests.integration.durability.forking import ROOT
@@ -112,3 +112,25 @@ def test_a_process_ends_in_seconds_although_the_database_is_away(away: Away):
     assert json.loads(out) == ["StoreUnreachable"]
     assert process.returncode == 0
     assert took_s < CLOSED_IN_S
+
+
+async def test_a_release_that_was_refused_for_what_is_over_since_is_tried_again(worker: Store):
+    """The guard and the question why it refused see two moments; a heartbeat may renew the lease between them."""
+    await worker.submit([operations.new_rollout("out3")])
+    (lease,) = await worker.claim(limit=1, ids=["out3"])
+    lease = await operations.bring(worker, lease, "graded")
+    await operations.close_boxes(worker, "out3")
+    change = changes.Change(lease=lease, extra=[], trigger="release", op_id="out3-release")
+    why = await worker._writer.write("record", lambda c: changes._classify(c, worker.dialect, change))
+    assert why == rows.LeaseExpired()
+    assert await worker.reacquire(lease)
+    assert await operations.move(worker, lease, "release") == rows.Applied(version=5, state="released")
+
+
+async def test_a_release_beside_an_open_sandbox_names_it(worker: Store):
+    await worker.submit([operations.new_rollout("out4")])
+    (lease,) = await worker.claim(limit=1, ids=["out4"])
+    box = operations.box(lease)
+    lease = await operations.bring(worker, lease, "graded")
+    with pytest.raises(errors.Conflict, match=f"out4 still owns sandboxes: .*{box}"):
+        await operations.move(worker, lease, "release")
