@@ -161,6 +161,30 @@ def _create_tasks() -> None:
     )
 
 
+def _rollout_rules() -> tuple[sa.Constraint, ...]:
+    return (
+        sa.CheckConstraint(
+            "(failure_class IS NOT NULL) = (state = 'failed')", name=op.f("ck_rollouts_failure")
+        ),
+        sa.CheckConstraint(
+            "(finished_at IS NULL) = (NOT state IN ('released', 'failed'))", name=op.f("ck_rollouts_finished")
+        ),
+        sa.CheckConstraint(
+            "endpoint_kind IN ('session', 'stateless')", name=op.f("ck_rollouts_endpoint_kind")
+        ),
+        sa.CheckConstraint(
+            "state IN ('created', 'sandbox_ready', 'agent_running', 'patched', 'graded', 'released', 'failed')",
+            name=op.f("ck_rollouts_state"),
+        ),
+        sa.CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name=op.f("ck_rollouts_lease")),
+        sa.CheckConstraint("(parent_id IS NULL) = (relation IS NULL)", name=op.f("ck_rollouts_relation")),
+        sa.ForeignKeyConstraint(["parent_id"], ["rollouts.id"], name=op.f("fk_rollouts_parent_id")),
+        sa.ForeignKeyConstraint(["task_sha256"], ["tasks.task_sha256"], name=op.f("fk_rollouts_task_sha256")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_rollouts")),
+        sa.UniqueConstraint("idem_key", name=op.f("uq_rollouts_idem_key")),
+    )
+
+
 def _create_rollouts() -> None:
     op.create_table(
         "rollouts",
@@ -201,25 +225,7 @@ def _create_rollouts() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.Column("finished_at", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "(failure_class IS NOT NULL) = (state = 'failed')", name=op.f("ck_rollouts_failure")
-        ),
-        sa.CheckConstraint(
-            "(finished_at IS NULL) = (NOT state IN ('released', 'failed'))", name=op.f("ck_rollouts_finished")
-        ),
-        sa.CheckConstraint(
-            "endpoint_kind IN ('session', 'stateless')", name=op.f("ck_rollouts_endpoint_kind")
-        ),
-        sa.CheckConstraint(
-            "state IN ('created', 'sandbox_ready', 'agent_running', 'patched', 'graded', 'released', 'failed')",
-            name=op.f("ck_rollouts_state"),
-        ),
-        sa.CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name=op.f("ck_rollouts_lease")),
-        sa.CheckConstraint("(parent_id IS NULL) = (relation IS NULL)", name=op.f("ck_rollouts_relation")),
-        sa.ForeignKeyConstraint(["parent_id"], ["rollouts.id"], name=op.f("fk_rollouts_parent_id")),
-        sa.ForeignKeyConstraint(["task_sha256"], ["tasks.task_sha256"], name=op.f("fk_rollouts_task_sha256")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_rollouts")),
-        sa.UniqueConstraint("idem_key", name=op.f("uq_rollouts_idem_key")),
+        *_rollout_rules(),
     )
     op.create_index(
         "ix_rollouts_live",

@@ -13,34 +13,45 @@ from orchestrator.cli.options import AllowNoIsolation, Config, Db, Set, Tasks
 _REPLAY = "replay:"
 
 
+_BaseUrl = Annotated[
+    str | None, typer.Option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, often ending in /v1.")
+]  # fmt: skip
+_Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Model to ask for; replay:FILE plays recorded turns.")
+]  # fmt: skip
+_Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Kind of agent.")]
+_Sandbox = Annotated[str | None, typer.Option("--sandbox", metavar="NAME", help="Where sandboxes are made.")]
+_Samples = Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts for each task.")]
+_Concurrency = Annotated[int, typer.Option("-j", "--concurrency", min=1, help="Rollouts at a time.")]
+_Run = Annotated[
+    str | None,
+    typer.Option("--run", metavar="NAME", help="Name of the run: attach to it; what is finished is answered."),
+]  # fmt: skip
+_Retries = Annotated[
+    int,
+    typer.Option("--retries", metavar="N", min=0, help="New rollouts for each sample that failed, at most; 0: none."),
+]  # fmt: skip
+_ApiKeyEnv = Annotated[
+    str | None, typer.Option("--api-key-env", metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
+]  # fmt: skip
+
+
 def run(
     tasks: Tasks,
-    base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, often ending in /v1.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Model to ask for; replay:FILE plays recorded turns.")
-    ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Kind of agent.")] = None,
-    sandbox: Annotated[str | None, typer.Option("--sandbox", metavar="NAME", help="Where sandboxes are made.")] = None,
+    base_url: _BaseUrl = None,
+    model: _Model = None,
+    agent: _Agent = None,
+    sandbox: _Sandbox = None,
     config: Config = "train",
-    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts for each task.")] = 1,
-    concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=1, help="Rollouts at a time.")] = 4,
-    name: Annotated[
-        str | None,
-        typer.Option("--run", metavar="NAME", help="Name of the run: attach to it; what is finished is answered."),
-    ] = None,
-    retries: Annotated[
-        int,
-        typer.Option("--retries", metavar="N", min=0, help="New rollouts for each sample that failed, at most; 0: none."),
-    ] = 1,
+    samples: _Samples = 1,
+    concurrency: _Concurrency = 4,
+    name: _Run = None,
+    retries: _Retries = 1,
     db: Db = None,
     allow_no_isolation: AllowNoIsolation = False,
-    api_key_env: Annotated[
-        str | None, typer.Option("--api-key-env", metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
-    ] = None,
+    api_key_env: _ApiKeyEnv = None,
     changes: Set = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run an agent on each task, grade what it did, store every step.
 
     The same command again continues an unfinished run; when it is finished, it starts NAME.2 instead. With --run it
