@@ -10,7 +10,7 @@ import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from orchestrator import errors, identity, recovery, settings, states
 from orchestrator.rollout import Runtime
@@ -21,17 +21,19 @@ from store.rollouts import DEFAULT_TTL_S, Store
 from store.workers import this_process
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from orchestrator.agents.base import Endpoint
     from orchestrator.sandbox.base import SandboxProvider
     from orchestrator.settings import Settings
     from orchestrator.states import State
     from store.history import Record
+    from store.look import Look
 
+LookT = TypeVar("LookT", bound="Look")
 
 __all__ = [
-    "StoreError", "Worker", "clean", "new_id", "open_existing", "open_store", "provider_named", "shown", "working",
+    "StoreError", "Worker", "clean", "look_at", "new_id", "open_existing", "open_store", "provider_named", "shown", "working",
 ]  # fmt: skip
 """`StoreError` is the root of the store's errors, for those who may not touch the store."""
 
@@ -72,9 +74,9 @@ class Worker:
         return cls(store=store, heartbeat=heartbeat)
 
     @classmethod
-    async def start_existing(cls, url: str, *, only_look: bool = False) -> Worker:
-        """Open a database that is there already; `only_look` and what it raises as for `open_existing`."""
-        store = await open_existing(url, only_look=only_look)
+    async def start_existing(cls, url: str) -> Worker:
+        """Open a database that is there already; raises `errors.NothingKnown`."""
+        store = await open_existing(url)
         heartbeat = Heartbeat(store)
         await heartbeat.__aenter__()
         return cls(store=store, heartbeat=heartbeat)
@@ -111,22 +113,41 @@ class Worker:
         )
 
 
-async def open_existing(url: str, *, only_look: bool = False) -> Store:
+async def open_existing(url: str) -> Store:
     """Open a database that is there already: a new one would know of nothing, and prove nothing.
 
-    With `only_look` an older schema stays as it is. Raises `errors.NothingKnown`, also when it cannot be reached or used.
+    Raises `errors.NothingKnown`, also when it cannot be reached or used.
     """
-    from store import engine, revisions, soundness
+    return await _existing(url, lambda _known: open_store(url))
 
-    try:
-        known = await asyncio.to_thread(soundness.standing, url)
-        if known is not None and only_look and known < revisions.newest():
+
+async def look_at(url: str) -> Look:
+    """Open a database that is there already to read it, and leave no trace: no worker, no newer schema.
+
+    Raises `errors.NothingKnown`, also when it cannot be reached or used, or its schema is an older one.
+    """
+    from store import engine, revisions
+    from store.look import look
+
+    async def opened(known: str) -> Look:
+        if known < revisions.newest():
             raise errors.NothingKnown(
                 f"{engine.shown(engine.parse_url(url))} is at schema {known}, which only looking does not change",
                 hint="run `rollouts db upgrade` first",
             )
+        return await look(url, worker=await asyncio.to_thread(this_process, new_id()))
+
+    return await _existing(url, opened)
+
+
+async def _existing(url: str, opened: Callable[[str], Awaitable[LookT]]) -> LookT:
+    """Open a database with what takes its revision, unless it is none of ours yet."""
+    from store import engine, soundness
+
+    try:
+        known = await asyncio.to_thread(soundness.standing, url)
         if known is not None:
-            return await open_store(url)
+            return await opened(known)
     except store_errors.StoreError as e:
         raise errors.NothingKnown(f"nothing is proven: {e}", hint=e.hint) from e
     raise errors.NothingKnown(
@@ -169,16 +190,19 @@ def _present_ref(name: str) -> str | None:
 async def clean(
     url: str, *, dry_run: bool = False, every: bool = False, limit_s: float = 540.0
 ) -> recovery.Cleaned:
-    """Sweep an existing database's sandboxes (see `recovery.clean`); raises as `open_existing` does."""
+    """Sweep an existing database's sandboxes (see `recovery.clean`), or only say what would become of them.
+
+    Raises as `open_existing` and `look_at` do.
+    """
     from orchestrator.sandbox import registry
 
-    store = await open_existing(url, only_look=dry_run)
+    store = await (look_at(url) if dry_run else open_existing(url))
     try:
         provider_of = cache(provider_named)
         also = [(name, ref) for name in registry.PROVIDER_NAMES if (ref := _present_ref(name))]
-        return await recovery.clean(
-            store, provider_of, dry_run=dry_run, every=every, also=also, limit_s=limit_s
-        )
+        if isinstance(store, Store):
+            return await recovery.clean(store, provider_of, every=every, also=also, limit_s=limit_s)
+        return await recovery.would_clean(store, provider_of, every=every, also=also)
     finally:
         await store.close()
 

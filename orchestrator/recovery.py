@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.rollout import Runtime
     from orchestrator.sandbox.base import SandboxProvider
     from store.history import Record
+    from store.look import Look
     from store.rollouts import Store
     from store.rows import Lease
 
@@ -66,7 +67,6 @@ async def clean(
     store: Store,
     provider_of: ProviderOf,
     *,
-    dry_run: bool = False,
     every: bool = False,
     also: Collection[tuple[str, str]] = (),
     limit_s: float = 540.0,
@@ -81,25 +81,10 @@ async def clean(
     loop = asyncio.get_running_loop()
     until = loop.time() + limit_s
     listed = await _listed(store, provider_of, done, also, every=every)
-    abandoned: set[str] = set()
-    if not dry_run:
-        await store.take_from_dead()
-        await store.give_up_ownerless()
-        abandoned = {key for key, _ in await store.give_up_abandoned(custody.owner_of)}
-    rows = await store.history.open_sandboxes()
-    ownerless = [row for row in rows if row["key"] in abandoned or not await _has_owner(store, row)]
-    keys = {row["key"] for row in ownerless}
-    done.swept += [_swept(row, "kept", "its owner lives") for row in rows if row["key"] not in keys]
-    strays = _strays(listed, {row["key"] for row in rows})
-    if dry_run:
-        done.swept += [
-            _swept(row, "open", f"{row['provider_ref']} could not be asked")
-            if row["provider_ref"] in done.unknown
-            else _swept(row, "would remove", row["status"])
-            for row in ownerless
-        ]
-        done.swept += [_stray(key, ref, "would remove", "no open row of the store") for key, ref in strays]
-        return done
+    await store.take_from_dead()
+    await store.give_up_ownerless()
+    abandoned = {key for key, _ in await store.give_up_abandoned(custody.owner_of)}
+    ownerless, strays = await _sorted_out(store, done, listed, abandoned)
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(row: Record) -> Swept:
@@ -117,8 +102,40 @@ async def clean(
     return done
 
 
+async def would_clean(
+    store: Look,
+    provider_of: ProviderOf,
+    *,
+    every: bool = False,
+    also: Collection[tuple[str, str]] = (),
+) -> Cleaned:
+    """Say what `clean` would do with each sandbox, as far as can be told, and change nothing."""
+    done = Cleaned()
+    listed = await _listed(store, provider_of, done, also, every=every)
+    ownerless, strays = await _sorted_out(store, done, listed, ())
+    done.swept += [
+        _swept(row, "open", f"{row['provider_ref']} could not be asked")
+        if row["provider_ref"] in done.unknown
+        else _swept(row, "would remove", row["status"])
+        for row in ownerless
+    ]
+    done.swept += [_stray(key, ref, "would remove", "no open row of the store") for key, ref in strays]
+    return done
+
+
+async def _sorted_out(
+    store: Look, done: Cleaned, listed: dict[tuple[str, str], SandboxProvider], abandoned: Collection[str]
+) -> tuple[list[Record], list[tuple[str, str]]]:
+    """Note what is kept for its owner; return the rows without one, and the instances without a row."""
+    rows = await store.history.open_sandboxes()
+    ownerless = [row for row in rows if row["key"] in abandoned or not await _has_owner(store, row)]
+    keys = {row["key"] for row in ownerless}
+    done.swept += [_swept(row, "kept", "its owner lives") for row in rows if row["key"] not in keys]
+    return ownerless, _strays(listed, {row["key"] for row in rows})
+
+
 async def _listed(
-    store: Store,
+    store: Look,
     provider_of: ProviderOf,
     done: Cleaned,
     also: Collection[tuple[str, str]],
@@ -153,7 +170,7 @@ def _strays(listed: dict[tuple[str, str], SandboxProvider], known: set[str]) -> 
     return [(key, ref) for key, ref in listed if key not in known and identity.is_sandbox_key(key)]
 
 
-async def _has_owner(store: Store, row: Record) -> bool:
+async def _has_owner(store: Look, row: Record) -> bool:
     """Say whether somebody who may live answers for an open row."""
     if row["rollout_id"] is not None:
         return bool(row["held"]) and not await store.is_dead(row["lease_owner"])
@@ -229,7 +246,7 @@ async def _end_orphan(runtime: Runtime, row: Record) -> None:
             await rollout.advance(runtime, lease)
 
 
-async def is_orphan(store: Store, row: Record) -> bool:
+async def is_orphan(store: Look, row: Record) -> bool:
     """Say whether everybody is gone who could work on a rollout: who worked on it last, else who submitted it."""
     attempts = await store.history.of_rollout("attempts", row["id"])
     submitter = row["input"].get("origin", {}).get("worker")

@@ -192,6 +192,14 @@ class History:
         query = sa.select(sandboxes.c.provider, sandboxes.c.provider_ref).distinct()
         return sorted((row["provider"], row["provider_ref"]) for row in await self._all(query))
 
+    async def store_uuid(self) -> str:
+        """Return the name of this database, which every sandbox key begins with."""
+        m = schema.schema_meta.c
+        ((uuid,),) = [
+            row.values() for row in await self._all(sa.select(m.value).where(m.key == "store_uuid"))
+        ]
+        return str(uuid)
+
     async def now(self) -> int:
         """Return the database's clock, epoch milliseconds."""
         ((now,),) = [row.values() for row in await self._all(sa.select(self._dialect.now.label("now")))]

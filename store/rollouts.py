@@ -7,10 +7,11 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from store import engine, errors, leases, ledger, orphans, rows, workers
+from store import engine, errors, leases, ledger, orphans, rows
 from store.changes import Change
 from store.dialect import Dialect
 from store.history import History
+from store.look import Look
 from store.writer import Writer
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ DEFAULT_TTL_S = 60.0
 DEFAULT_OUTAGE_S = 900.0
 
 
-class Store:
+class Store(Look):
     """One open database. `open` it, `close` it; every write is durable when its await returns.
 
     Usable from several event loops and threads of one process. While the database cannot be reached, writes and reads
@@ -42,14 +43,11 @@ class Store:
         ttl_s: float,
         outage_s: float,
     ) -> None:
-        self.url = url
-        self.worker = worker
-        self.uuid = uuid
+        super().__init__(url, worker=worker, uuid=uuid, history=History(url, outage_s=outage_s))
         self.dialect = dialect
         self._fsm_version = fsm_version
         self.ttl_s = ttl_s
         """How long a lease lasts without renewal."""
-        self.history = History(url, outage_s=outage_s)
         self._writer = Writer(
             engine.write_engine(url, busy_ms=engine.WRITER_BUSY_MS),
             dialect,
@@ -119,7 +117,7 @@ class Store:
                 await stop
         finally:
             stop.cancel()
-            await self.history.close()
+            await super().close()
 
     async def submit(self, new: Sequence[rows.NewRollout]) -> list[tuple[str, bool]]:
         """Insert the rollouts that are new, all or none; return (id, is new) for each, in order.
@@ -275,16 +273,6 @@ class Store:
     async def write_off(self, ref: str, why: str) -> list[str]:
         """Mark the sandboxes of an authority that will never answer as lost, past their expiry; return their keys."""
         return await self._writer.write("write_off", lambda c: orphans.write_off(c, self.dialect, ref, why))
-
-    async def is_dead(self, worker_id: str) -> bool:
-        """Say whether a worker is provably dead, as far as this process can see."""
-        row = await self.history.worker(worker_id)
-        return row is not None and workers.runs(workers.Recorded.of(row), self.worker) is False
-
-    async def may_live(self, worker_id: str) -> bool:
-        """Say whether a worker has not ended on its own and is not provably dead."""
-        row = await self.history.worker(worker_id)
-        return row is not None and not row["stopping"] and not await self.is_dead(worker_id)
 
     async def record_validation(self, row: rows.ValidationRow) -> None:
         """Store one control run of a task."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from orchestrator.settings import Settings
     from store.history import Record
-    from store.rollouts import Store
+    from store.look import Look
 
 
 _LIST_S = 30.0
@@ -55,7 +55,7 @@ class Item:
         return Path(path) if path else None
 
 
-async def make(store: Store, *, ids: Collection[str] | None, run: str | None, user: str | None) -> list[Item]:
+async def make(store: Look, *, ids: Collection[str] | None, run: str | None, user: str | None) -> list[Item]:
     """Plan for every unfinished rollout among these; None stands for all."""
     items: list[Item] = []
     asked: dict[str, str] = {}
@@ -71,7 +71,7 @@ async def make(store: Store, *, ids: Collection[str] | None, run: str | None, us
     return items
 
 
-async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
+async def _item(store: Look, row: Record, asked: dict[str, str]) -> Item:
     if row["held"] and not await store.is_dead(row["lease_owner"]):
         free = await _item(store, {**row, "held": 0}, asked)
         return Item(
@@ -101,7 +101,7 @@ async def _item(store: Store, row: Record, asked: dict[str, str]) -> Item:
     return Item(row=row, settings=settings, action=item.action, blocked=blocked)
 
 
-async def _action(store: Store, row: Record) -> str:
+async def _action(store: Look, row: Record) -> str:
     if row["endpoint_kind"] == "session" and row["state"] in BEFORE_THE_PATCH:
         return "end it as worker_lost: its caller's session is gone"
     match State(row["state"]):
@@ -119,7 +119,7 @@ async def _action(store: Store, row: Record) -> str:
             return "release its sandboxes; its reward stays"
 
 
-async def _sandbox_trouble(store: Store, row: Record) -> str:
+async def _sandbox_trouble(store: Look, row: Record) -> str:
     """Ask the authorities of its open sandboxes whether they answer here.
 
     Only a graded rollout has to wait for a sandbox that was given up already.

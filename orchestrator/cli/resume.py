@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.plan import Item
     from orchestrator.settings import Settings
     from store.history import History, Record
+    from store.look import Look
     from store.rollouts import Store
 
 _PLAN = tuple(render.Column(name) for name in ("id", "instance_id", "state", "action", "blocked"))
@@ -69,7 +70,7 @@ def resume(
     code = 0
     for url in urls:
         try:
-            code = max(code, run_async(_resume(url, asked, dry_run=dry_run)))
+            code = max(code, run_async((_only_plan if dry_run else _resume)(url, asked)))
         except errors.NothingKnown as e:
             if len(urls) == 1:
                 raise
@@ -96,23 +97,18 @@ class _Asked:
     form: render.Form
 
 
-async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
+async def _resume(url: str, asked: _Asked) -> int:
     from orchestrator import assembly
 
-    worker = await assembly.Worker.start_existing(url, only_look=dry_run)
+    worker = await assembly.Worker.start_existing(url)
     try:
         items = await _planned(worker.store, asked)
         taken = [
             item for item in items if not item.blocked or (asked.wait and item.is_held and not item.trouble)
         ]
         if not items:
-            say(await _nothing(worker.store, asked))
             return 0
-        if dry_run:
-            render.emit([_shown(item) for item in items], _PLAN, asked.form)
-        _say_the_plan(items, only_what_is_left=dry_run)
-        if dry_run:
-            return 0
+        _say_the_plan(items)
         say(f"{len(taken)} of {len(items)} unfinished rollouts are taken up, {asked.concurrency} at a time")
         interrupted = await _work(worker, asked, taken)
         rows = await _results(worker.store, taken)
@@ -125,13 +121,28 @@ async def _resume(url: str, asked: _Asked, *, dry_run: bool) -> int:
         await worker.stop()
 
 
+async def _only_plan(url: str, asked: _Asked) -> int:
+    """Show what `_resume` would do, and change nothing."""
+    from orchestrator import assembly
+
+    store = await assembly.look_at(url)
+    try:
+        items = await _planned(store, asked)
+        if items:
+            render.emit([_shown(item) for item in items], _PLAN, asked.form)
+            _say_what_is_left(items)
+        return 0
+    finally:
+        await store.close()
+
+
 def exit_code(rows: Sequence[Mapping[str, object]], items: Sequence[Item]) -> int:
     """Return 0 when every rollout is over with a reward (`rows`: what came of those taken up) and none had to be left."""
     short = any(row["reward"] is None or row["now"] not in TERMINAL for row in rows)
     return int(short or any(item.blocked and not item.is_held for item in items))
 
 
-async def _nothing(store: Store, asked: _Asked) -> str:
+async def _nothing(store: Look, asked: _Asked) -> str:
     """Say why there is nothing to do; raises `errors.UsageError` for a run that does not exist."""
     if asked.ids is not None:
         return (
@@ -146,7 +157,7 @@ async def _nothing(store: Store, asked: _Asked) -> str:
     return "nothing to resume"
 
 
-async def _standing(store: Store, prefix: str, run: str | None) -> str:
+async def _standing(store: Look, prefix: str, run: str | None) -> str:
     from orchestrator import rollout
 
     rollout_id = await store.history.find(prefix)
@@ -158,16 +169,24 @@ async def _standing(store: Store, prefix: str, run: str | None) -> str:
     return f"rollout {rollout_id} is {ending.state.value} already: {what}"
 
 
-def _say_the_plan(items: Sequence[Item], *, only_what_is_left: bool) -> None:
+def _say_the_plan(items: Sequence[Item]) -> None:
     for item in items:
-        what = f"{item.row['id']} ({item.row['instance_id']}, {item.row['state']})"
+        if not item.blocked:
+            say(f"{_named(item)}: {item.action}")
+    _say_what_is_left(items)
+
+
+def _say_what_is_left(items: Sequence[Item]) -> None:
+    for item in items:
         if item.blocked and not item.is_held:
-            say(f"left: {what}: {item.blocked}")
-        elif not item.blocked and not only_what_is_left:
-            say(f"{what}: {item.action}")
+            say(f"left: {_named(item)}: {item.blocked}")
     held = [item.row["lease_owner"] for item in items if item.is_held]
     if held:
         say(f"left: {len(held)} rollouts that live workers have ({', '.join(sorted(set(held))[:3])})")
+
+
+def _named(item: Item) -> str:
+    return f"{item.row['id']} ({item.row['instance_id']}, {item.row['state']})"
 
 
 def _shown(item: Item) -> dict[str, object]:
@@ -182,13 +201,17 @@ async def _the_id(_history: History, rollout_id: str) -> str:
     return rollout_id
 
 
-async def _planned(store: Store, asked: _Asked) -> list[Item]:
+async def _planned(store: Look, asked: _Asked) -> list[Item]:
+    """Plan for what is asked for; where that is nothing, say why."""
     from orchestrator.cli import plan
 
     ids = None
     if asked.ids is not None:
         ids = set(asked.ids) if asked.several else {await store.history.find(p) for p in asked.ids}
-    return await plan.make(store, ids=ids, run=asked.run, user=asked.user)
+    items = await plan.make(store, ids=ids, run=asked.run, user=asked.user)
+    if not items:
+        say(await _nothing(store, asked))
+    return items
 
 
 async def _work(worker: Worker, asked: _Asked, items: Sequence[Item]) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from orchestrator.rollout.runtime import Runtime
-    from store.rollouts import Store
+    from store.look import Look
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ async def _ended(work: asyncio.Task[None]) -> None:
         logger.info("a cancelled walk ended with %r", e)
 
 
-async def answer(store: Store, rollout_id: str) -> Ending:
+async def answer(store: Look, rollout_id: str) -> Ending:
     """Return what the store knows of a rollout."""
     row = await store.history.rollout(rollout_id)
     if row is None:

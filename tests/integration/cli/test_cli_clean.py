@@ -50,13 +50,22 @@ def summary(ran: subprocess.CompletedProcess[str]) -> str:
     return ran.stderr.splitlines()[-1]
 
 
+def dump(command: Command) -> list[str]:
+    with closing(sqlite3.connect(command.database)) as connection:
+        return list(connection.iterdump())
+
+
 @pytest.mark.slow
 async def test_what_a_killed_worker_left_is_removed_once_and_a_dry_run_removes_nothing(command: Command):
     await killed(command)
     assert command.query(STATUS) == [["live", "1"]]
+    before = dump(command)
     planned = command("clean", "--dry-run", "--json")
     assert [json.loads(line)["outcome"] for line in planned.stdout.splitlines()] == ["would remove"]
-    assert command.query(STATUS) == [["live", "1"]]
+    assert [
+        json.loads(line)["state"] for line in command("resume", "--dry-run", "--json").stdout.splitlines()
+    ] == ["agent_running"]
+    assert dump(command) == before, "nothing is written, not even who looked"
     cleaned = command("clean")
     assert cleaned.returncode == 0, cleaned.stderr
     assert summary(cleaned).startswith("1 sandboxes removed, 0 belong to live workers, 0 not proven gone")
