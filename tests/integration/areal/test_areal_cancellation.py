@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator import entry, errors
+from orchestrator import assembly, entry, errors
 from orchestrator.sandbox import registry
+from orchestrator.settings import database_url
 from orchestrator.testing.faults import FaultyProvider
 from orchestrator.testing.replay import load_replay, parse_replay
 from store import failpoints
@@ -162,6 +163,8 @@ async def test_a_sandbox_that_cannot_be_released_holds_up_neither_the_verdict_no
     assert query("select state from rollouts order by created_at desc limit 1") == [("graded",)]
     faulty[0].fault = lambda _name, _number: None
     await entry.close()
+    swept = await assembly.clean(database_url(None))
+    assert (swept.clean, {s.outcome for s in swept.swept}) == (True, {"removed"})
 
 
 @pytest.mark.long

@@ -38,6 +38,15 @@ class Command:
     def database(self) -> Path:
         return self.folder / "logs" / "rollouts.db"
 
+    @property
+    def boxes(self) -> Path:
+        return self.folder / "boxes"
+
+    @property
+    def own_root(self) -> tuple[str, str]:
+        """Options for a run that leaves sandboxes behind: not in the folder that everybody shares."""
+        return "--set", f"sandbox.root={self.boxes}"
+
     def environment(self) -> dict[str, str]:
         kept = {
             k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "TMPDIR")

@@ -18,23 +18,15 @@ from tests.integration.cli.test_cli_db import migrated
 from tests.integration.cli.test_cli_run import endpoint, slow
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.integration.cli.conftest import Command
 
 STATUS = "select status, count(*) from sandboxes group by 1 order by 1"
 
 
-def boxes(command: Command) -> Path:
-    return command.folder / "boxes"
-
-
 async def killed(command: Command) -> None:
     """Start a run and kill it while its agent waits for the model."""
     async with slow(600.0) as server:
-        process = await command.start(
-            "run", command.offline, *endpoint(server), "--set", f"sandbox.root={boxes(command)}"
-        )
+        process = await command.start("run", command.offline, *endpoint(server), *command.own_root)
         await server.wait_for(lambda s: len(s.requests) == 1)
         process.kill()
         await process.communicate()
@@ -69,7 +61,7 @@ async def test_what_a_killed_worker_left_is_removed_once_and_a_dry_run_removes_n
     cleaned = command("clean")
     assert cleaned.returncode == 0, cleaned.stderr
     assert summary(cleaned).startswith("1 sandboxes removed, 0 belong to live workers, 0 not proven gone")
-    assert list(boxes(command).iterdir()) == []
+    assert list(command.boxes.iterdir()) == []
     assert command.query(STATUS) == [["released", "1"]]
     assert command.query("select count(*) from sandbox_leaks") == [["0"]]
     assert command.query("select intents, released + lost + open from sandbox_ledger") == [["1", "1"]]
@@ -83,20 +75,18 @@ async def test_a_live_workers_sandbox_and_other_stores_stay_and_an_unknown_insta
     command: Command,
 ):
     async with slow(600.0) as server:
-        process = await command.start(
-            "run", command.offline, *endpoint(server), "--set", f"sandbox.root={boxes(command)}"
-        )
+        process = await command.start("run", command.offline, *endpoint(server), *command.own_root)
         await server.wait_for(lambda s: len(s.requests) == 1)
         ((key, store),) = command.query("select key, substr(key, 1, 12) from sandboxes")
         forgotten = f"{store}{'0' * 32}-1-1"
         foreign = f"rw-{'f' * 8}-{'0' * 32}-1-1"
         for name in (forgotten, foreign):
-            (boxes(command) / name).mkdir()
+            (command.boxes / name).mkdir()
         cleaned = command("clean", "--json")
         assert cleaned.returncode == 0, cleaned.stderr
         found = {line["key"]: line["outcome"] for line in map(json.loads, cleaned.stdout.splitlines())}
         assert found == {key: "kept", forgotten: "removed"}
-        assert sorted(p.name for p in boxes(command).iterdir()) == sorted([key, foreign])
+        assert sorted(p.name for p in command.boxes.iterdir()) == sorted([key, foreign])
         process.kill()
         await process.communicate()
 

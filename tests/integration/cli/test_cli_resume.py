@@ -77,7 +77,14 @@ async def test_what_cannot_go_on_here_is_left_with_the_reason_and_costs_no_budge
     command.environ["MY_KEY"] = "sk-planted"
     async with slow(600.0) as server:
         process = await command.start(
-            "run", command.offline, *endpoint(server), "--api-key-env", "MY_KEY", "--run", "keyed"
+            "run",
+            command.offline,
+            *endpoint(server),
+            "--api-key-env",
+            "MY_KEY",
+            "--run",
+            "keyed",
+            *command.own_root,
         )
         await server.wait_for(lambda s: len(s.requests) == 1)
         held = await asyncio.to_thread(command, "resume", "--json")

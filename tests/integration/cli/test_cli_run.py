@@ -294,7 +294,9 @@ async def test_an_interrupt_ends_a_command_that_waits_for_a_database_somebody_ke
 @pytest.mark.timeout(LIMIT_S)
 async def test_two_interrupts_end_a_run_whose_database_somebody_keeps(command: Command):
     async with slow(600.0, times=1) as server:
-        process = await command.start("run", command.offline, *endpoint(server), "-n", "2", "-j", "2")
+        process = await command.start(
+            "run", command.offline, *endpoint(server), "-n", "2", "-j", "2", *command.own_root
+        )
         assert process.stderr is not None
         await server.wait_for(lambda s: len(s.requests) >= 1)
         with kept(command.database):

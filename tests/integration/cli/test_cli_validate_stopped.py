@@ -30,18 +30,14 @@ def slow_task(command: Command) -> Path:
 async def started(command: Command, task: Path) -> asyncio.subprocess.Process:
     """Start a validation and return when its first sandbox runs."""
     process = await command.start(*arguments(command, task))
-    while not list(boxes(command).glob("*/work/began")):
+    while not list(command.boxes.glob("*/work/began")):
         assert process.returncode is None, await process.communicate()
         await asyncio.sleep(0.05)
     return process
 
 
 def arguments(command: Command, task: Path) -> tuple[str | Path, ...]:
-    return ("validate", task, "--set", f"sandbox.root={boxes(command)}")
-
-
-def boxes(command: Command) -> Path:
-    return command.folder / "boxes"
+    return ("validate", task, *command.own_root)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -53,7 +49,7 @@ async def test_a_stopped_validation_removes_its_sandbox_with_proof(
     process.send_signal(number)
     _, said = await process.communicate()
     assert process.returncode == code, said
-    assert list(boxes(command).iterdir()) == []
+    assert list(command.boxes.iterdir()) == []
     assert command.query(STATUS) == [["released", "1"]]
 
 
@@ -62,7 +58,7 @@ async def test_what_a_killed_validation_leaves_is_removed_by_the_next_but_not_wh
     command: Command, slow_task: Path
 ):
     killed, live = await started(command, slow_task), await command.start(*arguments(command, slow_task))
-    while len(list(boxes(command).glob("*/work/began"))) < 2:
+    while len(list(command.boxes.glob("*/work/began"))) < 2:
         await asyncio.sleep(0.05)
     killed.kill()
     await killed.communicate()
@@ -70,8 +66,8 @@ async def test_what_a_killed_validation_leaves_is_removed_by_the_next_but_not_wh
     ran = await asyncio.to_thread(command, *arguments(command, command.offline))
     assert "removed 1 sandboxes" in ran.stderr
     assert command.query(STATUS) == [["intent", "1"], ["released", "3"]]
-    assert len(list(boxes(command).iterdir())) == 1
+    assert len(list(command.boxes.iterdir())) == 1
     live.terminate()
     await live.communicate()
     assert command.query(STATUS) == [["released", "4"]]
-    assert list(boxes(command).iterdir()) == []
+    assert list(command.boxes.iterdir()) == []
