@@ -149,6 +149,7 @@ async def _listed(
     prefix = identity.sandbox_prefix(store.uuid)
     counts = {(row["provider"], row["provider_ref"]) for row in await store.history.open_sandboxes()}
     known = await store.history.authorities()
+    never = await store.history.written_off() if every else set()
     found: dict[tuple[str, str], SandboxProvider] = {}
 
     async def ask(name: str, ref: str) -> None:
@@ -159,7 +160,8 @@ async def _listed(
                     found[instance.key, ref] = provider
         except (errors.Failure, errors.UsageError, TimeoutError) as e:
             logger.info("%s cannot be listed: %s", ref, e)
-            if (every and (name, ref) in known) or (name, ref) in counts:
+            expected = every and (name, ref) in known and ref not in never
+            if expected or (name, ref) in counts:
                 done.unknown[ref] = str(e) or type(e).__name__
 
     await asyncio.gather(*(ask(name, ref) for name, ref in dict.fromkeys([*known, *also])))
@@ -249,7 +251,7 @@ async def _end_orphan(runtime: Runtime, row: Record) -> None:
 async def is_orphan(store: Look, row: Record) -> bool:
     """Say whether everybody is gone who could work on a rollout: who worked on it last, else who submitted it."""
     attempts = await store.history.of_rollout("attempts", row["id"])
-    submitter = row["input"].get("origin", {}).get("worker")
+    submitter = rollout.part_of(row, "origin").get("worker")
     last = attempts[-1]["worker_id"] if attempts else submitter
     return last is not None and not await store.may_live(last)
 

@@ -4,6 +4,7 @@ StoreError
 |-- StoreUnusable      this database can never work as it is (path, file, schema, file system): exit 2
 |-- StoreUnreachable   it cannot be asked right now; the outcome of a pending write is unknown
 |   `-- NeverReached   nor could it be when it was to be opened, so that nothing was started: exit 2
+|-- Damaged            one stored fact is missing or cannot be read; everything else can
 |-- Conflict           the same key was submitted with another request, or a stored fact contradicts a new one
 |-- StoreClosed        a write after close: a programming error
 `-- IllegalTransition  the edge does not exist: a programming error
@@ -30,6 +31,10 @@ class StoreUnreachable(StoreError, ConnectionError):
 
 class NeverReached(StoreUnreachable):
     """The database did not answer, or let nobody in, when it was to be opened."""
+
+
+class Damaged(StoreError):
+    """A stored fact is missing or cannot be read."""
 
 
 class Conflict(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 _RETRY_S = 0.5
+_RESTORE = "check the database with `rollouts db check`, or restore it from a backup"
 _T = TypeVar("_T")
 
 Record = dict[str, Any]
@@ -151,18 +153,24 @@ class History:
         return await self._all(sa.select(source).where(source.c.rollout_id == rollout_id).order_by(*order))
 
     async def task_json(self, task_sha256: str) -> str:
-        """Return the stored task record."""
+        """Return the stored task record; raises `errors.Damaged`."""
         (task,) = await self._all(
             sa.select(schema.tasks.c.record).where(schema.tasks.c.task_sha256 == task_sha256)
         )
-        return (await self.artifact(task["record"])).decode()
+        try:
+            return (await self.artifact(task["record"])).decode()
+        except UnicodeDecodeError as e:
+            raise errors.Damaged(f"artifact {task['record']} is damaged: {e}") from e
 
     async def artifact(self, sha256: str) -> bytes:
-        """Return the bytes behind a digest; raises `errors.StoreUnusable` when they are not here."""
+        """Return the bytes behind a digest; raises `errors.Damaged` when they are not here or cannot be read."""
         found = await self._all(sa.select(artifacts).where(artifacts.c.sha256 == sha256))
         if not found or found[0]["bytes"] is None:
-            raise errors.StoreUnusable(f"artifact {sha256} is not in this database")
-        return await asyncio.to_thread(rows.unpack, found[0]["codec"], found[0]["bytes"])
+            raise errors.Damaged(f"artifact {sha256} is not in this database", hint=_RESTORE)
+        try:
+            return await asyncio.to_thread(rows.unpack, found[0]["codec"], found[0]["bytes"])
+        except zlib.error as e:
+            raise errors.Damaged(f"artifact {sha256} is damaged: {e}", hint=_RESTORE) from e
 
     async def validations(self, task_sha256: str, grader_digest: str) -> list[Record]:
         """Return the control runs of a task under one grader."""
@@ -191,6 +199,10 @@ class History:
         """Return the (provider, authority) pairs that sandboxes of this store were made under."""
         query = sa.select(sandboxes.c.provider, sandboxes.c.provider_ref).distinct()
         return sorted((row["provider"], row["provider_ref"]) for row in await self._all(query))
+
+    async def written_off(self) -> set[str]:
+        """Return the authorities that somebody wrote off and that nothing was made under since."""
+        return {row["provider_ref"] for row in await self._all(orphans.written_off())}
 
     async def store_uuid(self) -> str:
         """Return the name of this database, which every sandbox key begins with."""

@@ -128,6 +128,22 @@ def _is_abandoned(
     return not runs
 
 
+_WRITTEN_OFF = "written off "
+
+
+def written_off() -> sa.Select[Any]:
+    """Return the query of the authorities whose newest sandbox was written off: nobody expects an answer of them."""
+    later = sandboxes.alias()
+    newer = sa.exists().where(
+        later.c.provider_ref == sandboxes.c.provider_ref, later.c.intent_at > sandboxes.c.intent_at
+    )
+    return (
+        sa.select(sandboxes.c.provider_ref)
+        .where(sandboxes.c.status == "lost", sandboxes.c.proof.startswith(_WRITTEN_OFF), ~newer)
+        .distinct()
+    )
+
+
 def write_off(connection: sa.Connection, dialect: Dialect, ref: str, why: str) -> list[str]:
     """Mark the open sandboxes of an authority that will never answer as lost, past their expiry; return their keys.
 
@@ -145,7 +161,9 @@ def write_off(connection: sa.Connection, dialect: Dialect, ref: str, why: str) -
             < dialect.now,
             sa.or_(sandboxes.c.rollout_id.is_(None), sandboxes.c.rollout_id.not_in(held)),
         )
-        .values(status="lost", released_at=dialect.now, proof=rows.storable(why), last_error=None)
+        .values(
+            status="lost", released_at=dialect.now, proof=_WRITTEN_OFF + rows.storable(why), last_error=None
+        )
         .returning(sandboxes.c.key)
     )
     return sorted(str(row.key) for row in lost.fetchall())

@@ -43,7 +43,7 @@ class Live:
     unowned: int
     """Given back, due, and claimed by nobody since."""
     forgotten: int
-    """Of those the ones that have been due for longer than `OVERDUE_MS`."""
+    """Nobody took them up for longer than `OVERDUE_MS`, and nobody works on their run."""
     stale: int
     """With a lease that ran out, or whose owner is seen from here to have gone."""
 
@@ -59,7 +59,11 @@ class Ledger:
     abandoned: int
     """Of those without an owner the ones that are not just being released either."""
     stuck: int
-    """A release was tried, failed, and has been due for longer than `OVERDUE_MS`."""
+    """Asked to be released longer than `OVERDUE_MS` ago: a release failed, or its owner lives and does not come to it."""
+    late: int
+    """Their time was over longer than `OVERDUE_MS` ago, and their owner lives and keeps them."""
+    resumable: int
+    """Of the abandoned ones those of unfinished rollouts, which whoever resumes those settles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +100,10 @@ class Standing:
     oldest: Oldest | None
     failures: dict[str, int]
     """Failure class -> rollouts that failed so in the last hour, the most frequent first."""
+    answered: int
+    """Rollouts that were released in the last hour."""
+    poisoned: int
+    """Rollouts given up in the last hour because worker after worker died on them."""
     masked: tuple[Masked, ...]
     """The most affected task first."""
 
@@ -116,6 +124,7 @@ async def read(connection: AsyncConnection, dialect: Dialect) -> Standing:
     dead = _seen_dead(heard_of)
     (live,) = await rows(_live(now, dead))
     oldest = await rows(_oldest())
+    ended = await rows(_ended(now))
     return Standing(
         at=now,
         states={state: states.get(state, 0) for state in STATES},
@@ -128,7 +137,9 @@ async def read(connection: AsyncConnection, dialect: Dialect) -> Standing:
         )
         if oldest
         else None,
-        failures={row.failure_class: row.n for row in await rows(_failures(now))},
+        failures={row.failure_class: row.n for row in ended if row.failure_class is not None},
+        answered=sum(row.n for row in ended if row.failure_class is None),
+        poisoned=sum(row.poisoned for row in ended),
         masked=tuple(Masked(**row._mapping) for row in await rows(_masked())),
     )
 
@@ -150,13 +161,16 @@ def _held(now: int, dead: list[str]) -> sa.ColumnElement[bool]:
 def _live(now: int, dead: list[str]) -> sa.Select[Any]:
     r = rollouts.c
     free, claimed = r.lease_until.is_(None), r.fence > 0
+    since = sa.case((claimed, r.not_before), else_=r.created_at)
+    in_work = sa.select(r.run_id).where(IS_LIVE, _held(now, dead)).distinct()
+    forgotten = free & (since <= now - OVERDUE_MS) & r.run_id.not_in(in_work)
     return (
         sa.select(
             _counted(_held(now, dead), "at_work"),
             _counted(free & ~claimed, "backlog"),
             _counted(free & claimed & (r.not_before > now), "waiting"),
             _counted(free & claimed & (r.not_before <= now), "unowned"),
-            _counted(free & claimed & (r.not_before <= now - OVERDUE_MS), "forgotten"),
+            _counted(forgotten, "forgotten"),
             _counted(~free & ~_held(now, dead), "stale"),
         )
         .select_from(rollouts)
@@ -204,6 +218,10 @@ def _ledger(now: int, dead: list[str]) -> sa.Select[Any]:
     )
     asked_lately = (s.status == "releasing") & (s.release_requested_at >= now - OVERDUE_MS)
     overdue = (s.status == "releasing") & (s.release_requested_at < now - OVERDUE_MS)
+    time_is_over = sa.case((s.status == "intent", s.create_deadline), (s.status == "live", s.expires_at))
+    late = owned & sa.func.coalesce(time_is_over < now - OVERDUE_MS, sa.false())
+    abandoned = ~owned & ~sa.func.coalesce(asked_lately, sa.false())
+    unfinished = sa.func.coalesce(rollouts.c.state.not_in(TERMINAL), sa.false())
     # Written out, never bound: only so does the query use the partial index.
     is_open = s.status.in_([sa.literal_column(f"'{status}'") for status in LEDGER_OPEN])
     return (
@@ -211,8 +229,10 @@ def _ledger(now: int, dead: list[str]) -> sa.Select[Any]:
             s.status,
             sa.func.count().label("n"),
             _counted(~owned, "without_owner"),
-            _counted(~owned & ~sa.func.coalesce(asked_lately, sa.false()), "abandoned"),
-            _counted((s.release_attempts > 0) & overdue, "stuck"),
+            _counted(abandoned, "abandoned"),
+            _counted(((s.release_attempts > 0) | owned) & overdue, "stuck"),
+            _counted(late, "late"),
+            _counted(abandoned & unfinished, "resumable"),
         )
         .select_from(sandboxes.outerjoin(rollouts, rollouts.c.id == s.rollout_id))
         .where(is_open)
@@ -227,15 +247,20 @@ def _ledger_of(found: list[sa.Row[Any]]) -> Ledger:
         without_owner=sum(row.without_owner for row in found),
         abandoned=sum(row.abandoned for row in found),
         stuck=sum(row.stuck for row in found),
+        late=sum(row.late for row in found),
+        resumable=sum(row.resumable for row in found),
     )
 
 
-def _failures(now: int) -> sa.Select[Any]:
+def _ended(now: int) -> sa.Select[Any]:
+    """Count what ended lately by its failure class, which what was released has none of."""
     r = rollouts.c
     number = sa.func.count().label("n")
+    # A session's rollout ends so with its only worker; any other one after so many of them that it may be the reason.
+    poisoned = _counted((r.failure_class == "worker_lost") & (r.endpoint_kind == "stateless"), "poisoned")
     return (
-        sa.select(r.failure_class, number)
-        .where(r.state == "failed", r.finished_at >= now - RECENT_MS)
+        sa.select(r.failure_class, number, poisoned)
+        .where(r.state.in_(TERMINAL), r.finished_at >= now - RECENT_MS)
         .group_by(r.failure_class)
         .order_by(number.desc(), r.failure_class)
     )

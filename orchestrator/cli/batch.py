@@ -46,12 +46,17 @@ class Batch:
         concurrency: int,
         progress: Progress,
         chains: Chains,
+        wait: bool = True,
     ) -> None:
+        """Without `wait`, rollouts that somebody else has by then are left to them."""
         self._runtime = runtime
         self._run_id = run_id
         self._concurrency = concurrency
         self._progress = progress
         self._chains = chains
+        self._waits = wait
+        self.left: set[str] = set()
+        """Rollouts that somebody else took up first."""
         self._due: dict[str, float] = dict.fromkeys(ids, 0.0)
         """Rollouts that are not over and not walked here -> when (monotonic) to try next."""
         self._walks: dict[asyncio.Task[Ending], str] = {}
@@ -130,6 +135,10 @@ class Batch:
                     ended[rollout_id] = row["failure_class"]
             elif row["state"] == State.GRADED and row["lease_owner"] is None:
                 self._leave_to_clean(rollout_id)
+            elif row["lease_owner"] is not None and not self._waits:
+                del self._due[rollout_id]
+                self.left.add(rollout_id)
+                say(f"left: {rollout_id}: worker {row['lease_owner']} took it up first")
             else:
                 self._due[rollout_id] = now + _POLL_S
         await self._follow(ended)

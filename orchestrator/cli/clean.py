@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator import errors
 from orchestrator.cli import render
 from orchestrator.cli.console import say
 from orchestrator.cli.edge import database_urls, run_async
 from orchestrator.cli.options import Csv, Dbs, Json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.recovery import Cleaned
     from store.history import Record
     from store.rollouts import Store
@@ -41,15 +44,16 @@ def clean(
 ) -> None:  # fmt: skip
     """Remove every sandbox whose owner is gone. Live workers, and sandboxes of other databases, are never touched.
 
+    `rollouts resume` first: it goes on in sandboxes of unfinished rollouts that this removes.
+
     Repeating it, also at the same time, is harmless. Exit code 1: something remains, or could not be asked.
     """
-    from orchestrator import assembly, errors
+    from orchestrator import assembly
 
     urls = database_urls(db)
     if write_off is not None or reason is not None:
         _check_write_off(write_off, reason, dry_run=dry_run)
-        settled = [_write_off(url, str(write_off), str(reason)) for url in urls]
-        raise typer.Exit(0 if all(settled) else 1)
+        raise typer.Exit(0 if _written_off(urls, str(write_off), str(reason)) else 1)
     cleaned: dict[str, Cleaned] = {}
     for url in urls:
         try:
@@ -73,9 +77,11 @@ def clean(
     raise typer.Exit(0 if proven and len(cleaned) == len(urls) else 1)
 
 
-def _check_write_off(ref: str | None, reason: str | None, *, dry_run: bool) -> None:
-    from orchestrator import errors
+class _UnknownAuthority(errors.UsageError):
+    """A database in which nothing was ever made under the authority."""
 
+
+def _check_write_off(ref: str | None, reason: str | None, *, dry_run: bool) -> None:
     if ref is None:
         raise errors.UsageError("--reason goes with --write-off", hint="name the authority, or leave it out")
     if not (reason and reason.strip()):
@@ -84,6 +90,25 @@ def _check_write_off(ref: str | None, reason: str | None, *, dry_run: bool) -> N
         raise errors.UsageError(
             "--dry-run and --write-off exclude each other", hint="see the view sandbox_leaks"
         )
+
+
+def _written_off(urls: Sequence[str], ref: str, reason: str) -> bool:
+    """Write off in every database that knows the authority; return whether nothing of it stays open."""
+    settled: list[bool] = []
+    refusal: errors.RolloutsError | None = None
+    for url in urls:
+        try:
+            settled.append(_write_off(url, ref, reason))
+        except _UnknownAuthority as e:
+            refusal = e
+        except errors.NothingKnown as e:
+            if len(urls) == 1:
+                raise
+            say(f"{e}; {e.hint}")
+            settled.append(False)
+    if refusal is not None and not settled:
+        raise refusal
+    return all(settled)
 
 
 def _write_off(url: str, ref: str, reason: str) -> bool:
@@ -95,7 +120,7 @@ def _write_off(url: str, ref: str, reason: str) -> bool:
         try:
             await _refuse_known(store, ref)
             await store.take_from_dead()
-            lost = await store.write_off(ref, f"written off by {identity.user()}: {reason.strip()}")
+            lost = await store.write_off(ref, f"by {identity.user()}: {reason.strip()}")
             rows = await store.history.open_sandboxes()
             return lost, [row for row in rows if row["provider_ref"] == ref]
         finally:
@@ -114,12 +139,12 @@ def _write_off(url: str, ref: str, reason: str) -> bool:
 
 async def _refuse_known(store: Store, ref: str) -> None:
     """Raise `errors.UsageError` for an authority that no sandbox was made under, or that answers."""
-    from orchestrator import assembly, errors, identity
+    from orchestrator import assembly, identity
 
     names = {known: name for name, known in await store.history.authorities()}
     if ref not in names:
         known = ", ".join(names) or "none"
-        raise errors.UsageError(f"no sandbox was made under {ref}", hint=f"the authorities are: {known}")
+        raise _UnknownAuthority(f"no sandbox was made under {ref}", hint=f"the authorities are: {known}")
     try:
         await assembly.provider_named(names[ref]).list_ours(identity.sandbox_prefix(store.uuid), ref)
     except errors.RolloutsError:

@@ -113,27 +113,31 @@ async def of_each(
 async def of_the_one_with(
     arguments: Sequence[str] | None, prefix: str, ask: Callable[[History, str], Awaitable[T]]
 ) -> T:
-    """Ask the database that holds the one rollout whose id begins with `prefix`.
+    """Ask the database that holds the one rollout whose id begins with `prefix`; raises as `holder_of` does."""
+    url, rollout_id = await holder_of(database_urls(arguments), prefix)
+    ((_, answer),) = await of_each([url], lambda history: ask(history, rollout_id))
+    return answer
 
-    Raises `store.errors.StoreUnusable` unless exactly one of them does.
+
+async def holder_of(urls: Sequence[str], prefix: str) -> tuple[str, str]:
+    """Return the one database that holds the one rollout whose id begins with `prefix`, and the id.
+
+    Raises `store.errors.StoreError` unless exactly one of those that can be read does.
     """
     from store import errors as store_errors
 
-    async def find(history: History) -> str | store_errors.StoreError:
+    holders: list[tuple[str, str]] = []
+    refused: list[store_errors.StoreError] = []
+    for url in urls:
         try:
-            return await history.find(prefix)
-        except store_errors.StoreUnusable as e:
-            return e
-
-    urls = database_urls(arguments)
-    found = await of_each(arguments, find)
-    holders = [(url, answer) for url, (_, answer) in zip(urls, found, strict=True) if isinstance(answer, str)]
+            ((_, rollout_id),) = await of_each([url], lambda history: history.find(prefix))
+            holders.append((url, rollout_id))
+        except store_errors.StoreError as e:
+            refused.append(e)
     if len(holders) > 1:
         raise store_errors.StoreUnusable(
             f"several databases have an id that begins with {prefix!r}", hint="give more of the id"
         )
     if not holders:
-        raise next(answer for _, answer in found if isinstance(answer, store_errors.StoreError))
-    ((url, rollout_id),) = holders
-    ((_, answer),) = await of_each([url], lambda history: ask(history, rollout_id))
-    return answer
+        raise refused[0]
+    return holders[0]

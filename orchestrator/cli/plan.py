@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from orchestrator import assembly, errors, recovery
 from orchestrator.cli import endpoints
-from orchestrator.settings import stored
-from orchestrator.states import State
+from orchestrator.rollout import StoredInput, part_of
+from orchestrator.states import FSM_VERSION, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -33,7 +31,8 @@ class Item:
     """One unfinished rollout."""
 
     row: Record
-    settings: Settings | None
+    given: StoredInput | None
+    """What it was submitted with; None when that cannot be read."""
     action: str
     """What is done next."""
     blocked: str = ""
@@ -51,7 +50,7 @@ class Item:
     @property
     def replay(self) -> Path | None:
         """The recorded turns that its model is, if it is none."""
-        path = self.row["input"].get("origin", {}).get("replay")
+        path = self.given.origin.get("replay") if self.given else None
         return Path(path) if path else None
 
 
@@ -60,7 +59,7 @@ async def make(store: Look, *, ids: Collection[str] | None, run: str | None, use
     items: list[Item] = []
     asked: dict[str, str] = {}
     for row in await store.history.unfinished():
-        origin = row["input"].get("origin", {})
+        origin = part_of(row, "origin")
         wanted = (
             (ids is None or row["id"] in ids)
             and (run is None or row["run_id"] == run)
@@ -75,38 +74,38 @@ async def _item(store: Look, row: Record, asked: dict[str, str]) -> Item:
     if row["held"] and not await store.is_dead(row["lease_owner"]):
         free = await _item(store, {**row, "held": 0}, asked)
         return Item(
-            row=row, settings=free.settings, action="left to its worker", is_held=True, trouble=free.blocked,
+            row=row, given=free.given, action="left to its worker", is_held=True, trouble=free.blocked,
             blocked=f"worker {row['lease_owner']} has it",
         )  # fmt: skip
     if row["endpoint_kind"] == "session" and not await recovery.is_orphan(store, row):
         return Item(
-            row=row, settings=None, action="left to its caller",
+            row=row, given=None, action="left to its caller",
             blocked="the trainer that asked for it still runs",
         )  # fmt: skip
+    if row["fsm_version"] > FSM_VERSION:
+        newer = "a newer version of this program submitted it: resume with that"
+        return Item(row=row, given=None, action="none", blocked=newer)
     try:
-        settings = stored(row["input"]["settings"])
-    except ValidationError as e:
-        return Item(
-            row=row,
-            settings=None,
-            action="none",
-            blocked=f"its stored settings do not fit: {e.errors()[0]['msg']}",
-        )
-    item = Item(row=row, settings=settings, action=await _action(store, row))
-    blocked = await _sandbox_trouble(store, row) or _source_trouble(row)
+        given = StoredInput(row)
+    except errors.InternalError as e:
+        return Item(row=row, given=None, action="none", blocked=f"{e} ({e.hint})")
+    item = Item(row=row, given=given, action=await _action(store, row))
+    blocked = await _sandbox_trouble(store, row) or _source_trouble(item, given)
     if not blocked and item.needs_a_model:
-        blocked = await _endpoint_trouble(item, settings, asked)
-    if not blocked:
-        return item
-    return Item(row=row, settings=settings, action=item.action, blocked=blocked)
+        blocked = await _endpoint_trouble(item, given, asked)
+    return replace(item, blocked=blocked) if blocked else item
 
 
 async def _action(store: Look, row: Record) -> str:
     if row["endpoint_kind"] == "session" and row["state"] in BEFORE_THE_PATCH:
         return "end it as worker_lost: its caller's session is gone"
+    boxes = await store.history.of_rollout("sandboxes", row["id"])
+    may_go_on = any(box["status"] == "live" for box in boxes)
     match State(row["state"]):
         case State.CREATED:
             return "make a sandbox and start"
+        case State.SANDBOX_READY | State.AGENT_RUNNING if not may_go_on:
+            return "start anew: its sandbox is gone"
         case State.SANDBOX_READY:
             return "start the agent, in its sandbox if that is untouched"
         case State.AGENT_RUNNING:
@@ -134,27 +133,25 @@ async def _sandbox_trouble(store: Look, row: Record) -> str:
             except TimeoutError:
                 return f"its sandbox {box['key']}: {box['provider_ref']} does not answer"
             except errors.RolloutsError as e:
-                hint = "; ".join(
-                    filter(None, [e.hint, "when it will never answer: rollouts clean --write-off"])
-                )
+                hint = e.hint or "when it will never answer: rollouts clean --write-off"
                 return f"its sandbox {box['key']}: {e} ({hint})"
     return ""
 
 
-def _source_trouble(row: Record) -> str:
-    source = row["input"].get("repo_source")
-    path = source.get("path") if source else None
-    if row["state"] == State.GRADED or not path or Path(path).exists():
+def _source_trouble(item: Item, given: StoredInput) -> str:
+    path = given.repo_source.path if given.repo_source else None
+    if item.row["state"] == State.GRADED or not path or Path(path).exists():
         return ""
     return f"its repository {path} is not here: put it back, or resume on the machine that has it"
 
 
-async def _endpoint_trouble(item: Item, settings: Settings, asked: dict[str, str]) -> str:
+async def _endpoint_trouble(item: Item, given: StoredInput, asked: dict[str, str]) -> str:
     if item.row["endpoint_kind"] == "session":
         return ""
+    settings = given.settings
     if settings.llm.base_url and settings.llm.base_url.startswith(endpoints.REPLAY):
         return _replay_trouble(item, settings)
-    variable = item.row["input"].get("origin", {}).get("key")
+    variable = given.origin.get("key")
     if variable and not os.environ.get(variable):
         return f"{variable} is not set, the key of its model endpoint"
     where = f"{settings.llm.base_url} {settings.llm.model} {settings.llm.api_key_env}"
@@ -169,9 +166,12 @@ async def _endpoint_trouble(item: Item, settings: Settings, asked: dict[str, str
 
 def _replay_trouble(item: Item, settings: Settings) -> str:
     path = item.replay
-    if path is None or not path.exists():
+    if path is None or not path.is_file():
         return f"its recorded turns {path or settings.llm.base_url} are not here"
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as e:
+        return f"its recorded turns {path} cannot be read: {e.strerror}"
     if not str(settings.llm.base_url).endswith(f"@{digest}"):
         return f"its recorded turns {path} have changed since"
     return ""

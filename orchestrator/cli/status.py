@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli import render
 from orchestrator.cli.console import say
-from orchestrator.cli.edge import of_each, run_async
+from orchestrator.cli.edge import database_urls, of_each, run_async
 from orchestrator.cli.options import Dbs, Json
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _WRONG = 1
 _TASKS = 20
 """Masked tasks shown at most; `--json` has all."""
+_LIST = "rollouts list --state failed"
+_RESUME = "rollouts resume"
+_SEVERAL = 3
+"""Fewer failures than these say little about what they have in common."""
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
@@ -39,53 +43,88 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show where all rollouts and sandboxes stand."""
-    answers = run_async(of_each(db, lambda history: history.standing()))
+    from store.errors import StoreError
+
+    urls = database_urls(db)
     form = render.form_of(as_json=as_json, as_csv=False)
     wrong = False
-    for shown, found in answers:
-        several = {"database": shown} if len(answers) > 1 else {}
+    for url in urls:
+        try:
+            ((shown, found),) = run_async(of_each([url], lambda history: history.standing()))
+            needs = [*needs_of(found), *_behind(url)]
+        except StoreError as e:
+            if len(urls) == 1:
+                raise
+            say(f"{e}; {e.hint}")
+            wrong = True
+            continue
+        several = {"database": shown} if len(urls) > 1 else {}
         if form is render.Form.JSON:
-            document = {**several, **_document(found)}
+            document = {**several, **_document(found, needs)}
             render.emit([document], [render.Column(name) for name in document], form)
         else:
             if several:
                 say(f"database {shown}")
             _tell(found, form)
-        for need in needs_of(found) if check else ():
+        for need in needs if check else ():
             wrong = True
             say(f"{need.what}: {need.number}; run `{need.run}`" + (f" with --db {shown}" if several else ""))
     if wrong:
         raise typer.Exit(_WRONG)
 
 
+def _behind(url: str) -> list[Need]:
+    """Return what is to be done about a schema that is older than this program's."""
+    from store import revisions, soundness
+
+    at, newest = soundness.standing(url) or "", revisions.newest()
+    missing = int(newest) - int(at or 0)
+    return [Need(f"migrations that the database lacks (it is at {at})", missing, "rollouts db upgrade")][
+        :missing
+    ]
+
+
 def needs_of(found: Standing) -> list[Need]:
     """Return what a person has to see to."""
     from orchestrator.errors import FailureClass
 
-    live = found.live
-    needs = [
-        Need("rollouts whose lease ran out, because their worker vanished", live.stale, "rollouts resume"),
-        Need("sandboxes without a live owner", found.ledger.abandoned, "rollouts clean"),
-        Need("sandboxes that could not be released for 10 minutes", found.ledger.stuck, "rollouts clean"),
-    ]
+    live, ledger = found.live, found.ledger
+    waiting = Need("rollouts of runs that nobody has worked on for 10 minutes", live.forgotten, _RESUME)
     if not found.workers:
         unfinished = live.backlog + live.waiting + live.unowned
-        needs.insert(1, Need("unfinished rollouts while no worker runs", unfinished, "rollouts resume"))
-    else:
-        needs.insert(
-            1, Need("rollouts that nobody took up for 10 minutes", live.forgotten, "rollouts resume")
-        )
+        waiting = Need("unfinished rollouts while no worker runs", unfinished, _RESUME)
+    # Whoever resumes a rollout may go on in its sandbox, which a sweep would take away.
+    settled_by_it = ledger.resumable if live.stale or waiting.number else 0
+    needs = [
+        Need("rollouts whose lease ran out, because their worker vanished", live.stale, _RESUME),
+        waiting,
+        Need("sandboxes without a live owner", ledger.abandoned - settled_by_it, "rollouts clean"),
+        Need("sandboxes that were not released for 10 minutes", ledger.stuck, "rollouts clean"),
+        Need(
+            "sandboxes whose time was over 10 minutes ago, kept by a live worker",
+            ledger.late,
+            "rollouts doctor",
+        ),
+        Need("rollouts given up since workers died on them in the last hour", found.poisoned, _LIST),
+    ]
+    failures = {name: n for name, n in found.failures.items() if name != FailureClass.CANCELLED}
+    if found.poisoned:
+        failures[FailureClass.WORKER_LOST] -= found.poisoned
     for cause in (FailureClass.INTERNAL, FailureClass.TASK_INVALID):
         what = f"rollouts that failed as {cause.value} in the last hour"
-        needs.append(Need(what, found.failures.get(cause, 0), "rollouts list --state failed"))
+        needs.append(Need(what, failures.pop(cause, 0), _LIST))
+    if sum(failures.values()) >= max(_SEVERAL, found.answered):
+        what = f"rollouts without a reward of {sum(found.failures.values()) + found.answered} in the last hour, mostly"
+        needs.append(Need(f"{what} {next(iter(failures))}", sum(failures.values()), _LIST))
     return [need for need in needs if need.number]
 
 
-def _document(found: Standing) -> dict[str, object]:
+def _document(found: Standing, needs: Sequence[Need]) -> dict[str, object]:
     document: dict[str, object] = asdict(found)
+    document["released_last_hour"] = document.pop("answered")
     document["failures_last_hour"] = document.pop("failures")
     document["masked"] = [{**asdict(task), "share": task.masked / task.graded} for task in found.masked]
-    document["needs"] = [need._asdict() for need in needs_of(found)]
+    document["needs"] = [need._asdict() for need in needs]
     return document
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import errors
 from orchestrator.cli import render
 from orchestrator.provenance import documents
+from orchestrator.rollout import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ def _document(story: Story) -> dict[str, Any]:
     rewards = [{**r, "stats": json.loads(r["stats"])} for r in story.tables["rewards"]]
     return {
         **story.rollout,
-        "settings": story.rollout["input"]["settings"],
+        "settings": part_of(story.rollout, "settings"),
         **story.tables,
         "rewards": rewards,
     }

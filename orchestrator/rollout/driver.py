@@ -42,6 +42,10 @@ _COUNTERS = {
 }
 
 
+UNREADABLE = (ValidationError, store_errors.Damaged, errors.Failure)
+"""How it shows that a rollout's stored input cannot be read: no attempt of it will ever go better."""
+
+
 async def run(runtime: Runtime, rollout_id: str) -> Ending:
     """Walk a submitted rollout, attempt after attempt, until it is terminal or somebody else owns it.
 
@@ -64,7 +68,7 @@ async def advance(runtime: Runtime, lease: rows.Lease) -> Ending:
     except asyncio.CancelledError:
         await _to_its_end(runtime.store.record(lease, give_back=rows.GiveBack(outcome="interrupted")))
         raise
-    except (ValidationError, errors.Failure) as e:
+    except UNREADABLE as e:
         return await _unreadable(runtime, lease, e)
     work = asyncio.create_task(walk.to_the_end(), name=f"rollout-{lease.rollout_id}")
 
@@ -112,12 +116,17 @@ async def withdraw(runtime: Runtime, rollout_id: str) -> None:
             await advance(runtime, lease)
         else:
             cancelled = errors.RolloutCancelled("the caller cancelled the rollout")
-            await _settle(await Walk.load(runtime, lease), cancelled)
+            try:
+                walk = await Walk.load(runtime, lease)
+            except UNREADABLE as e:
+                await _unreadable(runtime, lease, e)
+            else:
+                await _settle(walk, cancelled)
 
 
 async def _unreadable(runtime: Runtime, lease: rows.Lease, error: Exception) -> Ending:
-    """End a rollout whose stored input this program cannot read: no attempt of it will ever go better."""
-    why = f"its stored input cannot be read by this version: {error}"
+    """End a rollout whose stored input this program cannot read."""
+    why = str(error) if isinstance(error, errors.Failure) else f"its stored task cannot be read: {error}"
     if lease.state == State.GRADED:
         give_back = rows.GiveBack(
             outcome="failed", error_class="internal", error=why, delay_ms=_LONGEST_RELEASE_MS
@@ -164,8 +173,9 @@ async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) 
         )
         known = await answer(walk.runtime.store, walk.lease.rollout_id)
         return replace(known, message=str(e), again_in_s=delay_ms / 1000)
-    except errors.Failure as e:
-        return await _settle(walk, e)
+    except (errors.Failure, store_errors.Damaged) as e:
+        failure = e if isinstance(e, errors.Failure) else errors.InternalError(str(e), hint=e.hint)
+        return await _settle(walk, failure)
     except store_errors.StoreError:
         raise
     except Exception as e:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, assert_never
 from orchestrator import errors
 from orchestrator.agents.base import AgentRun, AgentTask
 from orchestrator.rollout import custody, grades, takeover, transcript
+from orchestrator.rollout.stored_input import StoredInput
 from orchestrator.sandbox.base import Role
-from orchestrator.settings import stored
 from orchestrator.states import TERMINAL, State
 from orchestrator.steps import agent_running, sandbox_ready
-from orchestrator.tasks.record import RepoSource, Task
+from orchestrator.tasks.record import Task
 from store import failpoints, rows
 
 if TYPE_CHECKING:
@@ -67,16 +67,15 @@ class Walk:
 
     @classmethod
     async def load(cls, runtime: Runtime, lease: rows.Lease) -> Walk:
-        """Rebuild task and settings from the stored rollout."""
+        """Rebuild task and settings from the stored rollout; raises what `driver.UNREADABLE` names if that cannot be."""
         row = await runtime.store.history.rollout(lease.rollout_id)
         if row is None:
             raise errors.InternalError(f"rollout {lease.rollout_id} has no row")
         task = Task.model_validate_json(await runtime.store.history.task_json(row["task_sha256"]))
-        source = row["input"]["repo_source"]
-        if source is not None:
-            task = task.model_copy(update={"repo_source": RepoSource.model_validate(source)})
-        settings = stored(row["input"]["settings"])
-        walk = cls(runtime, lease, row, task, settings)
+        given = StoredInput(row)
+        if given.repo_source is not None:
+            task = task.model_copy(update={"repo_source": given.repo_source})
+        walk = cls(runtime, lease, row, task, given.settings)
         if row["deadline_at"] is not None and runtime.serves_sessions:
             left_ms = row["deadline_at"] - await runtime.store.history.now()
             walk._ends_at = runtime.elapsed() + left_ms / 1000

@@ -76,8 +76,11 @@ def load(
 
 
 def stored(tree: Mapping[str, Any]) -> Settings:
-    """Return the settings that a rollout was stored with."""
-    return _same(Settings.model_validate(tree))
+    """Return the settings that a rollout was stored with; raises `errors.ConfigError` when they do not fit."""
+    try:
+        return _same(Settings.model_validate(tree))
+    except ValidationError as e:
+        raise errors.ConfigError(f"settings: {_explain(e)}") from None
 
 
 _in_use: WeakValueDictionary[str, Settings] = WeakValueDictionary()

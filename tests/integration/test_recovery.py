@@ -78,6 +78,18 @@ async def test_a_rollout_whose_input_cannot_be_read_any_more_fails_at_once(
     assert "cannot be read by this version" in ending.message
 
 
+async def test_a_rollout_whose_task_is_damaged_fails_at_once_and_stops_nothing_else(
+    machine: Machine, database: Database
+):
+    rollout_id = await machine.submit()
+    for (name,) in database.ask("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
+        database.ask(f"DROP TRIGGER {name}")
+    database.ask("UPDATE artifacts SET bytes = x'00', codec = 'zlib'")
+    ending = await rollout.run(machine.runtime, rollout_id)
+    assert (ending.state, ending.failure_class) == (State.FAILED, "internal")
+    assert "is damaged" in ending.message
+
+
 async def test_who_submitted_a_session_and_still_lives_keeps_it(machine: Machine, database: Database):
     rollout_id = await machine.submit()
     database.ask("UPDATE rollouts SET endpoint_kind = 'session'")

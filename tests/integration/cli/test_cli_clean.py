@@ -158,5 +158,14 @@ async def test_an_authority_that_will_never_answer_is_written_off_with_a_reason_
     assert late.stderr.endswith("written off, 0 stay open\n")
     ((status, proof),) = command.query("select status, proof from sandboxes")
     assert status == "lost"
+    assert proof.startswith("written off by ")
     assert proof.endswith("the machine burned down")
     assert command("clean").returncode == 0
+    expected = command("clean", "--all-mine")
+    assert (expected.returncode, "could not be asked" in expected.stderr) == (0, False), (
+        "nobody expects an answer"
+    )
+    other = command.folder / "other.db"
+    command("db", "upgrade", "--db", str(other))
+    several = command(*write_off, "--reason", "x", "--db", str(other), "--db", str(command.database))
+    assert several.returncode == 0, several.stderr

@@ -154,7 +154,10 @@ async def test_a_rollout_needs_its_repository_until_it_is_graded_and_its_turns_u
     is_blocked: bool,
     needs: bool,
 ):
-    gone = {"repo_source": {"path": "/nowhere/repo"}, "origin": {"replay": "/nowhere/turns.yaml"}}
+    gone = {
+        "repo_source": {"kind": "tree", "path": "/nowhere/repo"},
+        "origin": {"replay": "/nowhere/turns.yaml"},
+    }
     new = new_rollout(input={"settings": Settings().model_dump(mode="json"), **gone})
     await store.submit([new])
     await moved_to(store, state)
@@ -220,5 +223,5 @@ async def test_only_a_graded_rollout_waits_for_a_sandbox_that_was_given_up_on_a_
 def test_the_exit_code_is_0_only_when_all_are_over_with_a_reward(
     now: str, reward: float | None, blocked: str, code: int
 ):
-    item = plan.Item(row={"id": "1", "held": False}, settings=None, action="none", blocked=blocked)
+    item = plan.Item(row={"id": "1", "held": False}, given=None, action="none", blocked=blocked)
     assert resume.exit_code([{"now": now, "reward": reward}], [item]) == code

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orchestrator.cli import render
 from orchestrator.cli import status as command_status
-from store import rows, standing
+from store import standing
 from tests.integration.cli.test_cli_db import migrated
+from tests.integration.cli.world import World
 
 if TYPE_CHECKING:
     from store.rollouts import Store
@@ -19,76 +21,6 @@ if TYPE_CHECKING:
 
 BOTH = pytest.mark.databases("sqlite", "postgresql")
 HOUR = 3_600_000
-
-
-class World:
-    """Rows of every odd kind, some of them written past the store."""
-
-    def __init__(self, store: Store, database: Database, new_rollout: Any) -> None:
-        self.store, self._database, self._new = store, database, new_rollout
-        self.now = store.dialect.now_sql
-        self._count = 0
-
-    def ask(self, query: str) -> list[tuple[Any, ...]]:
-        return self._database.ask(query.replace("NOW", self.now))
-
-    async def created(self, instance: str = "demo__demo-1") -> str:
-        new = self._new(instance_id=instance)
-        await self.store.submit([new])
-        return str(new.id)
-
-    async def claimed(self) -> tuple[str, rows.Lease]:
-        (lease,) = await self.store.claim(limit=1, ids=[await self.created()])
-        return lease.rollout_id, lease
-
-    async def given_back(self, delay_ms: int) -> str:
-        rollout_id, lease = await self.claimed()
-        await self.store.record(lease, give_back=rows.GiveBack(outcome="interrupted", delay_ms=delay_ms))
-        return rollout_id
-
-    async def stale(self) -> str:
-        rollout_id, _ = await self.claimed()
-        self.ask(f"UPDATE rollouts SET lease_until = NOW - 5 WHERE id = '{rollout_id}'")
-        return rollout_id
-
-    async def failed(self, failure_class: str, ago_ms: int = 5) -> str:
-        """Add a rollout that failed; it has kept its lease, which must count for nothing."""
-        rollout_id = await self.created()
-        self.ask(
-            "UPDATE rollouts SET state = 'failed', version = version + 1, lease_owner = 'w', lease_until = NOW + 60000,"
-            f" failure_class = '{failure_class}', finished_at = NOW - {ago_ms} WHERE id = '{rollout_id}'"
-        )
-        return rollout_id
-
-    async def graded(self, instance: str, *, masked: bool) -> None:
-        """Add a rollout with its reward; what is masked is its effective grade, and a second one is not."""
-        rollout_id = await self.created(instance)
-        ((blob,),) = self.ask("SELECT min(sha256) FROM artifacts")
-        for run_no, mask in ((1, masked), (2, not masked)):
-            self.ask(f"""INSERT INTO grades (grade_id, rollout_id, fence, patch_sha256, grader_digest, run_no, reason,
-                outcome, verdict, reward, mask_sample, evidence, f2p_pass, f2p_total, p2p_pass, p2p_total, test_map,
-                log, grader, grader_version, task_sha256, eval_sha256, flags, duration_s, ended_at)
-              VALUES ('{rollout_id}-{run_no}', '{rollout_id}', 1, 'p', 'g', {run_no},
-                '{"first" if run_no == 1 else "regrade"}', 'no_report', 1, {"NULL" if mask else "0.0"}, {int(mask)},
-                'none', 0, 0, 0, 0, '{blob}', '{blob}', 'g', '1', 't', 'e', '[]', 1.0, NOW)""")
-        number, reason = ("NULL", "'masked'") if masked else ("0.0", "NULL")
-        self.ask(f"""INSERT INTO rewards (rollout_id, grade_id, reward, valid, invalid_reason, reward_fn_version,
-            outcome_table, stats, stats_sha256, at)
-          VALUES ('{rollout_id}', '{rollout_id}-1', {number}, {int(not masked)}, {reason}, '1', 1, '{{}}', 's', NOW)""")
-
-    def sandbox(self, rollout_id: str | None, status: str, asked_ago_ms: int = 0, tries: int = 0) -> None:
-        """Add a row of the ledger; without a rollout it belongs to this store's worker."""
-        self._count += 1
-        owner = (rollout_id or self.store.worker.worker_id).replace("-", "")
-        asked = f"NOW - {asked_ago_ms}" if asked_ago_ms else "NULL"
-        self.ask(f"""INSERT INTO sandboxes (key, rollout_id, fence, role, provider, provider_ref, status, ttl_s,
-            intent_at, create_deadline, release_requested_at, release_attempts, proof)
-          VALUES ('rw-01234567-{owner}-0-{self._count}', {f"'{rollout_id}'" if rollout_id else "NULL"}, 0, 'task',
-            'local', 'there', '{status}', 60, NOW, NOW, {asked}, {tries},
-            {"'gone'" if status == "released" else "NULL"})""")
-
-    async def look(self) -> standing.Standing:
-        return await self.store.history.standing()
 
 
 @pytest.fixture
@@ -112,7 +44,11 @@ async def test_every_rollout_that_is_not_over_is_counted_in_one_place(world: Wor
     world.ask(f"UPDATE rollouts SET not_before = NOW - {HOUR} WHERE id = '{last}'")
     await world.failed("cancelled")
     found = await world.look()
-    assert found.live == standing.Live(backlog=1, at_work=2, waiting=3, unowned=4, forgotten=1, stale=5)
+    expected = standing.Live(backlog=1, at_work=2, waiting=3, unowned=4, forgotten=0, stale=5)
+    assert found.live == expected, "somebody works on their run, and comes to them"
+    world.ask(f"UPDATE rollouts SET run_id = 'other' WHERE id IN ('{first}', '{last}')")
+    found = await world.look()
+    assert found.live == replace(expected, forgotten=2)
     assert found.states == {
         "created": 15, "sandbox_ready": 0, "agent_running": 0, "patched": 0, "graded": 0, "released": 0, "failed": 1,
     }  # fmt: skip
@@ -128,13 +64,34 @@ async def test_an_open_sandbox_has_a_live_owner_or_is_told(world: World):
         world.sandbox(at_work, status)
     world.sandbox(None, "live")
     assert (await world.look()).ledger == standing.Ledger(
-        open={"intent": 1, "live": 2, "releasing": 1}, without_owner=0, abandoned=0, stuck=0
+        open={"intent": 1, "live": 2, "releasing": 1},
+        without_owner=0,
+        abandoned=0,
+        stuck=0,
+        late=0,
+        resumable=0,
     )
     for rollout_id in (await world.stale(), await world.given_back(0), await world.failed("internal")):
         world.sandbox(rollout_id, "live")
         world.sandbox(rollout_id, "released")
-    found = await world.look()
-    assert (found.ledger.without_owner, found.ledger.abandoned) == (3, 3)
+    ledger = (await world.look()).ledger
+    assert (ledger.without_owner, ledger.abandoned, ledger.resumable) == (3, 3, 2)
+
+
+@BOTH
+@pytest.mark.parametrize(("status", "time"), [("intent", "create_deadline"), ("live", "expires_at")])
+async def test_a_sandbox_whose_time_is_long_over_is_told_although_its_owner_lives(
+    world: World, status: str, time: str
+):
+    at_work, _ = await world.claimed()
+    world.sandbox(at_work, status)
+    world.ask(f"UPDATE sandboxes SET {time} = NOW - 590000")
+    assert (await world.look()).ledger.late == 0
+    world.ask(f"UPDATE sandboxes SET {time} = NOW - 610000")
+    assert (await world.look()).ledger.late == 1
+    world.ask("UPDATE rollouts SET lease_until = NOW - 5")
+    ledger = (await world.look()).ledger
+    assert (ledger.late, ledger.abandoned) == (0, 1)
 
 
 @BOTH
@@ -156,11 +113,16 @@ async def test_a_release_under_way_is_not_abandoned_and_one_that_fails_for_long_
     over = await world.failed("internal")
     world.sandbox(over, "releasing", asked_ago_ms=5_000, tries=1)
     assert (await world.look()).ledger == standing.Ledger(
-        open={"intent": 0, "live": 0, "releasing": 1}, without_owner=1, abandoned=0, stuck=0
+        open={"intent": 0, "live": 0, "releasing": 1},
+        without_owner=1,
+        abandoned=0,
+        stuck=0,
+        late=0,
+        resumable=0,
     )
     at_work, _ = await world.claimed()
+    world.sandbox(at_work, "releasing", asked_ago_ms=590_000, tries=0)
     world.sandbox(at_work, "releasing", asked_ago_ms=601_000, tries=0)
-    world.sandbox(at_work, "releasing", asked_ago_ms=601_000, tries=1)
     world.sandbox(over, "releasing", asked_ago_ms=601_000, tries=1)
     found = await world.look()
     assert (found.ledger.without_owner, found.ledger.abandoned, found.ledger.stuck) == (2, 1, 2)
@@ -176,6 +138,7 @@ async def test_failures_count_for_an_hour_and_masks_go_by_the_grade_that_the_rew
         await world.graded(instance, masked=masked)
     found = await world.look()
     assert list(found.failures.items()) == [("llm_unreachable", 2), ("internal", 1)]
+    assert (found.answered, found.poisoned) == (0, 0)
     assert found.masked == (
         standing.Masked(instance_id="c", graded=2, masked=2),
         standing.Masked(instance_id="b", graded=3, masked=1),
@@ -243,7 +206,7 @@ async def test_what_needs_a_person_is_named_with_the_command_to_run(
         "rollouts whose lease ran out, because their worker vanished: 1; run `rollouts resume`",
         "unfinished rollouts while no worker runs: 1; run `rollouts resume`",
         "sandboxes without a live owner: 2; run `rollouts clean`",
-        "sandboxes that could not be released for 10 minutes: 1; run `rollouts clean`",
+        "sandboxes that were not released for 10 minutes: 1; run `rollouts clean`",
         "rollouts that failed as internal in the last hour: 1; run `rollouts list --state failed`",
         "rollouts that failed as task_invalid in the last hour: 1; run `rollouts list --state failed`",
     ]
@@ -256,7 +219,7 @@ async def test_a_killed_worker_counts_for_nobody_and_a_rollout_nobody_takes_up_i
     world.ask(f"UPDATE rollouts SET not_before = NOW - {HOUR} WHERE id = '{given_back}'")
     alive = command("status", "--check", "--db", database.url)
     assert (alive.returncode, alive.stderr) == (
-        1, "rollouts that nobody took up for 10 minutes: 1; run `rollouts resume`\n",
+        1, "rollouts of runs that nobody has worked on for 10 minutes: 1; run `rollouts resume`\n",
     )  # fmt: skip
     at_work, _ = await world.claimed()
     world.sandbox(at_work, "live")
@@ -267,19 +230,57 @@ async def test_a_killed_worker_counts_for_nobody_and_a_rollout_nobody_takes_up_i
     assert (dead.returncode, dead.stderr.splitlines()) == (1, [
         "rollouts whose lease ran out, because their worker vanished: 1; run `rollouts resume`",
         "unfinished rollouts while no worker runs: 1; run `rollouts resume`",
-        "sandboxes without a live owner: 1; run `rollouts clean`",
-    ])  # fmt: skip
+    ]), "whoever resumes may go on in the sandbox, which a sweep would take away"  # fmt: skip
     world.ask("UPDATE workers SET host = 'elsewhere'")
     found = await world.look()
     assert (found.workers, found.live.at_work, found.live.stale, found.ledger.abandoned) == (1, 1, 0, 0)
 
 
-def test_a_database_of_an_older_schema_is_told_what_to_do(command: Command):
+async def test_causes_that_most_rollouts_fail_of_need_a_person_and_so_does_what_workers_die_on(
+    world: World, command: Command, database: Database
+):
+    def needs() -> list[str]:
+        ran = command("status", "--check", "--db", database.url)
+        assert ran.returncode == int(bool(ran.stderr))
+        return [line.partition(";")[0] for line in ran.stderr.splitlines()]
+
+    for failure_class in ("llm_unreachable", "llm_unreachable", "sandbox_lost"):
+        assert needs() == []
+        await world.failed(failure_class)
+    for _ in range(4):
+        await world.failed("cancelled")
+    most = "rollouts without a reward of 7 in the last hour, mostly llm_unreachable: 3"
+    assert needs() == [most], "what somebody cancelled is no trouble"
+    for _ in range(4):
+        await world.released()
+    assert needs() == [], "most of them have a reward"
+    await world.failed("worker_lost")
+    poisoned = "rollouts given up since workers died on them in the last hour: 1"
+    assert needs() == [poisoned]
+    await world.failed("worker_lost", endpoint_kind="session")
+    assert needs() == [poisoned, most.replace("7", "13").replace(": 3", ": 4")], (
+        "it ended with its only worker"
+    )
+
+
+@pytest.mark.parametrize("revision", ["0001", "0003", "0006"])
+def test_a_database_of_an_older_schema_is_told_what_to_do(command: Command, revision: str):
     command.database.parent.mkdir(exist_ok=True)
-    migrated(command.database, "0001")
-    ran = command("status")
-    assert ran.returncode == 2
+    migrated(command.database, revision)
+    ran = command("status", "--check")
+    assert ran.returncode > 0
     assert "rollouts db upgrade" in ran.stderr
+
+
+async def test_a_database_that_cannot_be_read_does_not_hide_the_others(
+    world: World, command: Command, database: Database
+):
+    await world.created()
+    none = command.folder / "none.db"
+    ran = command("status", "--check", "--json", "--db", str(none), "--db", database.url)
+    assert ran.returncode == 1
+    assert json.loads(ran.stdout)["live"]["backlog"] == 1
+    assert str(none) in ran.stderr
 
 
 async def test_json_is_one_object_with_everything(world: World, command: Command, database: Database):
