@@ -65,7 +65,8 @@ def check(path: Path, *, create: bool, mounts: Path = MOUNTS) -> None:
             ) from e
     elif not path.exists():
         raise errors.StoreUnusable(
-            f"there is no database at {path}", hint="name one with --db sqlite:///PATH"
+            f"there is no database at {path}",
+            hint="name one with --db sqlite:///PATH or ROLLOUTS_DATABASE_URL",
         )
     kind = file_system(path.parent, mounts)
     if kind in NETWORK_FILE_SYSTEMS:

@@ -5,37 +5,59 @@ No arguments, within 600 seconds; exit code 0 when nothing remains. Needs neithe
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> int:
-    """Clean the database of the environment; print one line a sandbox that is left, and one of summary."""
+    """Clean the database of the environment; print one line a sandbox that is left, a summary, and what to do about it."""
+    try:
+        return _clean()
+    except KeyboardInterrupt:
+        _say("interrupted: what is not removed yet stays written down; run it again")
+        return 130
+
+
+def _clean() -> int:
     import asyncio
 
     from orchestrator import assembly, errors
     from orchestrator.settings import maintenance_database_url
 
     url, doubt = maintenance_database_url()
-    out = sys.stdout.write
     try:
-        out(f"database: {assembly.shown(url)}\n")
+        _say(f"database: {assembly.shown(url)}")
         if doubt:
-            out(f"WARNING: {doubt}\n")
+            _say(f"WARNING: {doubt}")
         done = asyncio.run(assembly.clean(url))
     except (errors.RolloutsError, assembly.StoreError) as e:
-        out(f"error: {e}\nhint: {e.hint}\n")
+        _say(f"error: {e}\nhint: {e.hint}")
         return 1
     for swept in done.swept:
         if swept.outcome in ("open", "stray"):
-            out(f"left: {swept.key}: {swept.detail}\n")
+            _say(f"left: {swept.key}: {swept.detail}")
     for ref, why in done.unknown.items():
-        out(f"unknown: {ref} could not be asked: {why}\n")
+        _say(f"unknown: {ref} could not be asked: {why}")
+    if done.resumable:
+        _say(f"{done.resumable} unfinished rollouts that nobody has wait for `rollouts resume`")
     outcomes = [swept.outcome for swept in done.swept]
-    out(
+    left = outcomes.count("open") + outcomes.count("stray")
+    _say(
         f"{outcomes.count('removed')} sandboxes removed, {outcomes.count('kept')} belong to live workers, "
-        f"{outcomes.count('open') + outcomes.count('stray')} not proven gone\n"
+        f"{left} not proven gone"
     )
+    if not done.clean:
+        _say("run it again when their provider answers, or see `rollouts clean --write-off`")
     return 0 if done.clean else 1
+
+
+def _say(text: str) -> None:
+    """Print a line; that nobody reads on is no reason to leave sandboxes behind."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - until the process ends
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from store import soundness
 from tests.integration.cli.conftest import ROOT
 from tests.integration.cli.test_cli_db import migrated
-from tests.integration.cli.test_cli_run import endpoint, slow
+from tests.integration.cli.test_cli_run import endpoint, kept, slow
 
 if TYPE_CHECKING:
     from tests.integration.cli.conftest import Command
@@ -122,6 +124,7 @@ async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opene
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.splitlines() == [
         f"database: {command.database}",
+        "1 unfinished rollouts that nobody has wait for `rollouts resume`",
         "1 sandboxes removed, 0 belong to live workers, 0 not proven gone",
     ]
     none = await asyncio.to_thread(
@@ -130,6 +133,43 @@ async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opene
     )  # fmt: skip
     assert none.returncode == 1
     assert "nothing is proven" in none.stdout
+
+
+@pytest.mark.long
+async def test_areals_hook_cleans_for_nobody_who_reads_and_says_when_it_was_interrupted(command: Command):
+    await killed(command)
+    hook = [sys.executable, "-m", "aweagent.maintenance.clean_instances"]
+    command.environ["ROLLOUTS_DATABASE_URL"] = str(command.database)
+    # The signal may hit the event loop while it is being made, which Python then calls unclosed.
+    environ = {**command.environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    with kept(command.database):
+        waiting = await asyncio.create_subprocess_exec(
+            *hook, cwd=command.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert waiting.stdout is not None
+        said = await waiting.stdout.readline()  # it goes on to open the database, and waits there
+        waiting.send_signal(signal.SIGINT)
+        out, err = await waiting.communicate()
+    assert (waiting.returncode, err) == (130, b"")
+    assert said + out == f"database: {command.database}\n".encode() + (
+        b"interrupted: what is not removed yet stays written down; run it again\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ran = await asyncio.to_thread(
+            subprocess.run,
+            hook,
+            cwd=command.folder,
+            env=environ,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert command.query(STATUS) == [["released", "1"]]
 
 
 @pytest.mark.long
