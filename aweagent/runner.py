@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -13,13 +13,9 @@ async def run_agent_return_reward(data: object) -> tuple[float | None, dict[str,
     `OPENCODE_PROVIDER`, `CODEX_PROVIDER`. The record may carry `override_base_url`, `override_api_key`, `rollout_key` and
     an `econfig`; without the first two, `OPENAI_BASE_URL` and `OPENAI_API_KEY` count.
     """
-    import asyncio
-    from importlib import import_module
-
     from aweagent.lifecycle import run_agent_with_reward
 
-    environment = await asyncio.to_thread(import_module, "orchestrator.settings")  # beside the event loop
-    variable = environment.variable
+    variable = await _environment()
     record: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
     econfig = _mapping(record.get("econfig"))
     agent_type = str(econfig.get("agent_type") or variable("SWEAgent_AGENT_TYPE", "swe")).strip().lower()
@@ -34,7 +30,21 @@ async def run_agent_return_reward(data: object) -> tuple[float | None, dict[str,
         override_llm_model=econfig.get("llm_model") or None,
         override_opencode_provider=econfig.get("opencode_provider") or None,
         override_codex_provider=econfig.get("codex_provider") or None,
+        rollout_key=str(record.get("rollout_key") or "") or None,
     )
+
+
+async def _environment() -> Callable[..., str]:
+    """Return what reads environment variables; where the program cannot be loaded, the call itself says so."""
+    import asyncio
+    from importlib import import_module
+
+    try:
+        settings = await asyncio.to_thread(import_module, "orchestrator.settings")  # beside the event loop
+    except Exception:  # noqa: BLE001 - whatever is broken, a trainer would train on it
+        return lambda _name, default="": default
+    found: Callable[..., str] = settings.variable
+    return found
 
 
 def _mapping(econfig: object) -> Mapping[str, Any]:
@@ -44,6 +54,6 @@ def _mapping(econfig: object) -> Mapping[str, Any]:
     if isinstance(econfig, str):
         try:
             econfig = json.loads(econfig)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
     return econfig if isinstance(econfig, Mapping) else {}

@@ -5,8 +5,9 @@ A sample without a reward is dropped here by an exception, where the example's c
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from orchestrator.entry import Call, answer
@@ -55,22 +56,27 @@ class RolloutWorkflow:
         `extra_kwargs` are AReaL's: `base_url` and `api_key` of the rollout's session. Raises `RolloutDropped` when there
         is no reward, and `asyncio.CancelledError`.
         """
-        given = data.get("econfig")
-        if isinstance(given, str) and given.strip().startswith("{"):
-            given = json.loads(given)
-        if given and not isinstance(given, dict):
-            raise RolloutDropped(f"{data.get('instance_id', 'unknown')}: its econfig is no mapping")
-        econfig = {**self.econfig, **(given or {})}
-        record = {**copy.deepcopy(dict(data)), "econfig": econfig}
-        found = await answer(record, self._call(econfig, extra_kwargs))
+        found = await answer(*self._asked(data, extra_kwargs))
         if found is None or found.reward is None:
             raise RolloutDropped("the program cannot be loaded" if found is None else found.why)
         return float(found.reward)
 
+    def _asked(self, data: object, extra: dict[str, Any]) -> tuple[object, Call]:
+        """Return the record with both `econfig`s laid together, and the call; what cannot be read is refused by the call."""
+        given = data.get("econfig") if isinstance(data, Mapping) else None
+        if isinstance(given, str) and given.strip().startswith("{"):
+            with suppress(ValueError, RecursionError):
+                given = json.loads(given)
+        if not isinstance(data, Mapping) or (given and not isinstance(given, Mapping)):
+            return data, self._call(self.econfig, extra)
+        own = {name: value for name, value in (given or {}).items() if value not in (None, "")}
+        econfig = {**self.econfig, **own}
+        return {**data, "econfig": econfig}, self._call(econfig, extra)
+
     def _call(self, econfig: dict[str, Any], extra: dict[str, Any]) -> Call:
         agent_type = str(econfig.get("agent_type") or "swe").strip().lower()
         given = {_GENERATION[name]: value for name, value in self.gen_args.items() if name in _GENERATION}
-        given |= {_LIMITS[name]: econfig[name] for name in _LIMITS if econfig.get(name) is not None}
+        given |= {_LIMITS[name]: econfig[name] for name in _LIMITS if econfig.get(name) not in (None, "")}
         return Call(
             agent_type=agent_type,
             config=econfig.get("agent_config")
@@ -82,6 +88,6 @@ class RolloutWorkflow:
             model=econfig.get("llm_model") or None,
             opencode_provider=econfig.get("opencode_provider") or None,
             codex_provider=econfig.get("codex_provider") or None,
-            timeout_s=float(econfig.get("timeout") or self.timeout),
+            timeout_s=econfig.get("timeout") or self.timeout,
             arguments=given,
         )

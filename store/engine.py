@@ -49,7 +49,7 @@ def parse_url(url: str) -> sa.URL:
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()
     except (sa.exc.ArgumentError, ValueError):
-        raise errors.StoreUnusable(f"not a database URL: {url!r}", hint=_FORMS) from None
+        raise errors.StoreUnusable(f"not a database URL: {_without_secret(url)!r}", hint=_FORMS) from None
     if backend in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
@@ -61,6 +61,13 @@ def parse_url(url: str) -> sa.URL:
             f"a SQLite URL takes no options, but {url!r} has some", hint="write only the path of the file"
         )
     return parsed
+
+
+def _without_secret(url: str) -> str:
+    """Return a text that is no URL without what stands where the password would: up to the last @."""
+    head, at, tail = str(url).rpartition("@")
+    scheme, separator, _ = head.partition("://")
+    return f"{scheme}{separator}***@{tail}" if at and separator else f"***@{tail}" if at else tail
 
 
 _FORMS = "write sqlite:///path/to/rollouts.db or postgresql://user@host/database"

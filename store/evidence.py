@@ -12,6 +12,7 @@ from store import errors, rows
 from store.schema import (
     LEDGER_OPEN,
     artifacts,
+    attempts,
     grades,
     llm_calls,
     patches,
@@ -117,6 +118,13 @@ def _next(table: sa.Table, column: sa.Column[int], *more: sa.ColumnElement[bool]
 
 _OF_FENCE: sa.BindParameter[int] = sa.bindparam("under")
 _STATEMENTS: dict[str, sa.Executable] = {
+    "asked": sa.update(attempts)
+    .where(
+        attempts.c.rollout_id == sa.bindparam("of"),
+        attempts.c.fence == _OF_FENCE,
+        attempts.c.asked_at.is_(None),
+    )
+    .values(asked_at=sa.bindparam("now")),
     "step": sa.insert(steps),
     "llm_call": sa.insert(llm_calls).values(
         call_no=_next(llm_calls, llm_calls.c.call_no, llm_calls.c.fence == _OF_FENCE),
@@ -155,7 +163,7 @@ _STATEMENTS: dict[str, sa.Executable] = {
     )
     .values(status="releasing", release_requested_at=sa.bindparam("now")),
 }
-_ORDER = ("artifact", "step", "llm_call", "patch", "grade", "reward", "intent", "live", "releasing")
+_ORDER = ("asked", "artifact", "step", "llm_call", "patch", "grade", "reward", "intent", "live", "releasing")
 assert set(_ORDER) == {"artifact", "reward", *_STATEMENTS}  # noqa: S101 - the two that may be there already
 assert set(LEDGER_OPEN) == {"intent", "live", "releasing"}  # noqa: S101 - `releasing` above names the other two
 
@@ -178,6 +186,11 @@ def _whose(lease: rows.Lease) -> dict[str, Any]:
 
 def _numbered(lease: rows.Lease) -> dict[str, Any]:
     return {"of": lease.rollout_id, "under": lease.fence}
+
+
+@_made.register
+def _(_row: rows.Asked, now: int, lease: rows.Lease) -> list[Made]:
+    return [("asked", _numbered(lease) | {"now": now})]
 
 
 @_made.register

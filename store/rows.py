@@ -249,6 +249,11 @@ class SandboxLive:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The agent is about to ask its model for the first time in this attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxReleasing:
     """The sandbox is given up; None as `key` means every open one of the rollout, save the one called `but`."""
 
@@ -256,7 +261,17 @@ class SandboxReleasing:
     but: str | None = None
 
 
-Row = StepRow | LlmCallRow | PatchRow | GradeRow | RewardRow | SandboxIntent | SandboxLive | SandboxReleasing
+Row = (
+    Asked
+    | StepRow
+    | LlmCallRow
+    | PatchRow
+    | GradeRow
+    | RewardRow
+    | SandboxIntent
+    | SandboxLive
+    | SandboxReleasing
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 STATES = ("created", "sandbox_ready", "agent_running", "patched", "graded", "released", "failed")
 TERMINAL = ("released", "failed")
+ATTEMPT_OUTCOMES = ("done", "failed", "lease_lost", "interrupted", "crashed")
 LEDGER_OPEN, LEDGER_CLOSED = ("intent", "live", "releasing"), ("released", "lost")
 
 _Json = JSON().with_variant(JSONB(), "postgresql")
@@ -187,13 +188,12 @@ attempts = Table(
     Column("code_version", Text, nullable=False),
     Column("claimed_at", _Ms, nullable=False),
     Column("ended_at", _Ms),
+    Column("asked_at", _Ms),
     Column("outcome", Text),
     Column("error_class", Text),
     Column("error", Text),
     PrimaryKeyConstraint("rollout_id", "fence"),
-    CheckConstraint(
-        _one_of("outcome", ("done", "failed", "lease_lost", "interrupted", "crashed")), name="outcome"
-    ),
+    CheckConstraint(_one_of("outcome", ATTEMPT_OUTCOMES), name="outcome"),
     CheckConstraint("(ended_at IS NULL) = (outcome IS NULL)", name="ended"),
 )
 

@@ -79,6 +79,13 @@ class Step:
 class Recorder(Protocol):
     """Stores what an agent did. When a method returns, the fact is durable."""
 
+    async def asking(self) -> None:
+        """Store that the model is asked now, before a request leaves; only the first time counts.
+
+        Whoever comes after a dead worker tells from it whether the caller's session may hold an answer already.
+        """
+        ...
+
     async def answered(self, step: str, calls: list[LlmCall]) -> None:
         """Store the calls of a step before anything is done that they ask for.
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ def _write_all(folder: Path, files: dict[str, bytes | None]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         if data is not None:
-            part = folder / f".{name}.{os.getpid()}"
-            part.write_bytes(data)
-            part.replace(folder / name)
+            handle, part = tempfile.mkstemp(
+                prefix=f".{name}.", dir=folder
+            )  # several calls may have one rollout
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(part).chmod(0o644)
+            Path(part).replace(folder / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import sys
 import threading
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ def econfig_of(record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, str) and given.strip():
         try:
             given = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             given = 0
     if given in (None, ""):
         return {}
@@ -107,6 +108,10 @@ def identity(call: Call, record: Mapping[str, Any]) -> str | None:
 
 def _config_for(agent_type: str, config: str) -> str:
     """Return the configuration to use: a trainer may name one of another kind of agent."""
+    if not isinstance(config, str):
+        raise errors.ConfigError(
+            f"the configuration {config!r} is no name", hint="correct econfig.agent_config"
+        )
     if agent_type not in DEFAULT_CONFIGS:
         known = ", ".join(DEFAULT_CONFIGS)
         raise errors.ConfigError(f"there is no agent called {agent_type!r}", hint=f"choose one of: {known}")
@@ -125,29 +130,37 @@ def _inside(loaded: Settings, outer_s: object) -> Settings:
     """Return the settings with a deadline inside the caller's timeout of `outer_s` seconds, where that is known."""
     if outer_s is None:
         return loaded
-    if not isinstance(outer_s, int | float) or isinstance(outer_s, bool) or outer_s <= 0:
+    seconds = _seconds(outer_s)
+    if not 0 < seconds < math.inf:
         raise errors.ConfigError(
             f"timeout {outer_s!r} is no number of seconds", hint="correct econfig.timeout"
         )
-    deadline_s = outer_s - min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, _MARGIN * outer_s))
+    deadline_s = seconds - min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, _MARGIN * seconds))
     limits = loaded.limits
     if limits.deadline_s is not None and limits.deadline_s <= deadline_s:
         return loaded
     changed: dict[str, float] = {"deadline_s": deadline_s}
     if deadline_s <= 0:
-        raise errors.ConfigError(f"a timeout of {outer_s:g} s leaves no time", hint="raise econfig.timeout")
+        raise errors.ConfigError(f"a timeout of {seconds:g} s leaves no time", hint="raise econfig.timeout")
     if limits.grade_s + limits.release_s > deadline_s / 2:
         changed |= {"grade_s": deadline_s * 0.4, "release_s": min(limits.release_s, deadline_s * 0.1)}
         say_once(
-            f"the caller's timeout of {outer_s:g} s is short: {changed['grade_s']:.0f} s of it are kept for grading"
+            f"the caller's timeout of {seconds:g} s is short: {changed['grade_s']:.0f} s of it are kept for grading"
             f" instead of limits.grade_s {limits.grade_s:g}; raise econfig.timeout"
         )
     return loaded.model_copy(update={"limits": limits.model_copy(update=changed)})
 
 
+def _seconds(given: object) -> float:
+    try:
+        return float(given) if isinstance(given, int | float | str) and given is not True else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
+
+
 def key_of(call: Call, record: Mapping[str, Any]) -> str:
     """Return the API key of a call: the caller's word, else the record's."""
-    return call.api_key or str(record.get("override_api_key") or "")
+    return str(call.api_key or "").strip() or str(record.get("override_api_key") or "").strip()
 
 
 def identity_of(api_key: str, environ: Mapping[str, str] | None = None) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from orchestrator.entry.request import (
 from orchestrator.entry.watch import PreflightFailed
 from orchestrator.identity import user
 from orchestrator.rollout import Request
-from orchestrator.states import TERMINAL
+from orchestrator.states import TERMINAL, State
 
 if TYPE_CHECKING:
     from orchestrator.entry.call import Call
@@ -42,8 +43,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECORDED_S = 10.0
-"""How long a cancelled call waits at most for its end to be written down."""
+_RECORDED_S = 0.5
+"""How long a cancelled call waits at most for its end to be written down; after that it is written down beside it."""
+_LATE_S = 0.3
+"""So long after its deadline a call is answered whatever the store does."""
+_LOGS_S = 5.0
+"""How long an answer waits at most for its files: an event loop that ends with it would take the writing along."""
+_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +73,11 @@ async def answer(data: object, call: Call) -> Answer:
     try:
         if not isinstance(data, Mapping):
             raise errors.RecordRefused(f"a record is a mapping, not {type(data).__name__}")
-        record = copy.deepcopy(dict(data))
+        began_s = time.monotonic()
+        record = await asyncio.to_thread(copy.deepcopy, dict(data))  # which takes long for some
         chosen = settings_of(call, record)
         refuse_absent_agent(chosen.agent.type)
-        found = await _answered(record, call, chosen)
+        found = await _in_time(record, call, chosen, began_s)
     except PreflightFailed as e:
         found = Answer(reward=None, why=f"{e} ({e.hint})" if e.hint else str(e))
         watch.dropped("preflight", str(e), e.hint, systemic=True)
@@ -92,8 +99,21 @@ async def answer(data: object, call: Call) -> Answer:
     return found
 
 
-async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Answer:
-    began_s = time.monotonic()
+async def _in_time(record: dict[str, Any], call: Call, chosen: Settings, began_s: float) -> Answer:
+    """Answer by the deadline even where the store does not: what came of the rollout is then written down later."""
+    deadline_s = chosen.limits.deadline_s
+    limit_s = None if deadline_s is None else max(0.0, deadline_s + _LATE_S - (time.monotonic() - began_s))
+    try:
+        async with asyncio.timeout(limit_s):
+            return await _answered(record, call, chosen, began_s)
+    except TimeoutError as e:
+        raise errors.RolloutCancelled(
+            f"its deadline of {deadline_s:g} s is over, and the store or the sandbox provider did not answer in time",
+            hint="see whether they answer: `rollouts doctor`",
+        ) from e
+
+
+async def _answered(record: dict[str, Any], call: Call, chosen: Settings, began_s: float) -> Answer:
     task = await asyncio.to_thread(task_of, record)
     if chosen.training.freeze_gc:
         loading.freeze("before the store is opened, which may take a while")
@@ -115,14 +135,19 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
         api_key=SecretStr(key_of(call, record) or "EMPTY"),
     )
     handed = rollout.Handover(runtime, rollout_id, request)
+    until_s = began_s + (chosen.limits.deadline_s or math.inf)
     try:
         known = None if is_new else await rollout.answer(runtime.store, rollout_id)
         stored = known is not None and (known.state in TERMINAL or known.stats is not None)
         if known is not None and stored:
             ending = known
         else:
-            ending = await opened.walk(runtime, rollout_id, endpoint)
+            ending = await opened.walk(runtime, rollout_id, endpoint, until_s=until_s)
         found = replace(_of(ending), is_new=not stored)
+        if chosen.training.episode_logs:
+            folder = call.result_dir or settings.variable("LOG_DIR", "./logs")
+            writing = opened.do_later(_logs(runtime, rollout_id, folder))
+            await asyncio.wait([writing], timeout=max(0.0, min(_LOGS_S, until_s - time.monotonic())))
         await handed.note(found.reward)
     except asyncio.CancelledError:
         ended = opened.do_later(_cancelled(opened, runtime, rollout_id, handed, is_ours=is_new))
@@ -130,8 +155,6 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings) -> Ans
         raise
     if not stored:
         _tell(shared.of_this_loop().watch, ending, rollout_id)
-    if chosen.training.episode_logs:
-        opened.do_later(_logs(runtime, rollout_id, call.result_dir or settings.variable("LOG_DIR", "./logs")))
     return found
 
 
@@ -196,14 +219,35 @@ async def _cancelled(
 ) -> None:
     """Write down that a cancelled caller got nothing; a rollout that nobody waits for any more comes to its end."""
     if await opened.stopped(rollout_id) and is_ours:
-        await rollout.withdraw(runtime, rollout_id)
+        await _ended(runtime, rollout_id)
     await handed.withdrawn("CancelledError")
 
 
+async def _ended(runtime: Runtime, rollout_id: str) -> None:
+    """Bring a rollout to its end that nobody waits for; where the store was away for too long, its lease lapses first."""
+    own = runtime.store.worker.worker_id
+    while True:
+        try:
+            await rollout.withdraw(runtime, rollout_id)
+            row = await runtime.store.history.rollout(rollout_id)
+            if (
+                row is None
+                or row["state"] in (*TERMINAL, State.GRADED)
+                or row["lease_owner"] not in (None, own)
+            ):
+                return
+        except assembly.StoreError as e:
+            logger.warning("rollout %s: its end is not written down yet: %s", rollout_id, e)
+        await asyncio.sleep(_AGAIN_S)
+
+
 async def _logs(runtime: Runtime, rollout_id: str, log_dir: str) -> None:
-    found = await provenance.gather_documents(runtime.store.history, rollout_id)
-    if found is not None:
-        await episode.write(found, rollout_id, log_dir)
+    try:
+        found = await provenance.gather_documents(runtime.store.history, rollout_id)
+        if found is not None:
+            await episode.write(found, rollout_id, log_dir)
+    except (OSError, assembly.StoreError) as e:
+        logger.warning("rollout %s: its files are not written to %s: %s", rollout_id, log_dir, e)
 
 
 def _database_url() -> str:

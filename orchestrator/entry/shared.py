@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class _Walk:
     task: asyncio.Task[Ending]
     late: asyncio.Future[None]
     """Done when the rollout has been graded for so long that its callers need not wait for the release."""
+    until_s: float
+    """When (monotonic) they have to be answered at the latest."""
     waiting: int = 0
 
 
@@ -95,10 +98,12 @@ class Shared:
         task.add_done_callback(self.background.discard)
         return task
 
-    async def walk(self, runtime: Runtime, rollout_id: str, endpoint: Endpoint) -> Ending:
+    async def walk(
+        self, runtime: Runtime, rollout_id: str, endpoint: Endpoint, *, until_s: float = math.inf
+    ) -> Ending:
         """Walk a rollout, or wait for whoever walks it already, and return how it ended.
 
-        A release that takes long goes on without its callers. Cancelling the last call that waits in this process stops
+        A release that takes long, or past `until_s` (monotonic), goes on without its callers. Cancelling the last call that waits in this process stops
         the walk; `stopped` waits until that is written down.
         """
         found = self.walks.get(rollout_id)
@@ -110,7 +115,7 @@ class Shared:
         if found is None:
             self.endpoints[rollout_id] = endpoint
             task = asyncio.create_task(_walked(runtime, rollout_id), name=f"walk-{rollout_id}")
-            found = self.walks[rollout_id] = _Walk(task, asyncio.get_running_loop().create_future())
+            found = self.walks[rollout_id] = _Walk(task, asyncio.get_running_loop().create_future(), until_s)
             task.add_done_callback(lambda _: self._forget(rollout_id))
         found.waiting += 1
         either: set[asyncio.Future[Any]] = {found.task, found.late}
@@ -138,7 +143,8 @@ class Shared:
     def _moved(self, rollout_id: str, state: State) -> None:
         found = self.walks.get(rollout_id)
         if found is not None and state is State.GRADED:
-            asyncio.get_running_loop().call_later(_RELEASED_S, _ring, found.late)
+            left_s = max(0.0, min(_RELEASED_S, found.until_s - time.monotonic()))
+            asyncio.get_running_loop().call_later(left_s, _ring, found.late)
 
     def _forget(self, rollout_id: str) -> None:
         self.walks.pop(rollout_id, None)
@@ -176,9 +182,9 @@ async def _logged(work: Coroutine[Any, Any, Any]) -> None:
     try:
         await work
     except errors.RolloutsError as e:
-        logger.warning("a clean-up is not finished; `rollouts clean` finishes it: %s", e)
+        logger.warning("what is done after a call is not finished; `rollouts clean` finishes it: %s", e)
     except Exception:
-        logger.exception("a clean-up failed; `rollouts clean` finishes it")
+        logger.exception("what is done after a call failed; sandboxes of it are left to `rollouts clean`")
 
 
 @dataclass(slots=True)

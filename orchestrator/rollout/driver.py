@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from orchestrator import errors
-from orchestrator.rollout import custody
+from orchestrator.rollout import custody, transcript
 from orchestrator.rollout.runtime import Ending
 from orchestrator.rollout.walk import ReleasePending, Superseded, Walk
 from orchestrator.states import TERMINAL, State
@@ -270,10 +270,10 @@ async def _retry_or_fail(walk: Walk, failure: errors.Failure) -> Ending:
 
 
 async def _may_start_again(walk: Walk) -> bool:
-    """Say whether another attempt may be made: one that asks the model again only if the caller's session has no call."""
+    """Say whether another attempt may be made: one that asks the model only if the caller's session was not asked yet."""
     if walk.row["endpoint_kind"] == "stateless" or walk.state is not State.AGENT_RUNNING:
         return True
-    return not await walk.runtime.store.history.of_rollout("llm_calls", walk.lease.rollout_id)
+    return not await transcript.has_asked(walk.runtime.store.history, walk.lease.rollout_id)
 
 
 async def _new_attempt(walk: Walk, failure: errors.Failure, give_back: rows.GiveBack) -> None:
@@ -295,9 +295,12 @@ def _backoff_s(walk: Walk, spent: int) -> float:
 
 
 async def _give_back_or_fail(walk: Walk) -> None:
-    """Leave a store that a later claim understands, within a bounded time, because the caller cancelled."""
+    """Leave a store that a later claim understands, because the caller cancelled.
+
+    A caller who waits for it does so for a bounded time; where nobody has to wait, the store's own patience is the bound.
+    """
     try:
-        async with asyncio.timeout(_CLEANUP_S):
+        async with asyncio.timeout(_CLEANUP_S if walk.runtime.in_background is None else None):
             await walk.caught_up()
             if walk.runtime.on_cancel == "fail":
                 await _retry_or_fail(walk, errors.RolloutCancelled("the caller cancelled the rollout"))

@@ -84,8 +84,8 @@ async def _refuse_lost_session(walk: Walk) -> None:
     hint = "the trainer asks for a new rollout itself; nothing is to be done"
     if not walk.runtime.serves_sessions:
         raise errors.WorkerLost("its worker is gone, and so is the session of its caller", hint=hint)
-    if walk.state is State.AGENT_RUNNING and await walk.runtime.store.history.of_rollout(
-        "llm_calls", walk.lease.rollout_id
+    if walk.state is State.AGENT_RUNNING and await transcript.has_asked(
+        walk.runtime.store.history, walk.lease.rollout_id
     ):
         raise errors.WorkerLost("its worker died in the middle of the caller's session", hint=hint)
 

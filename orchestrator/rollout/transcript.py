@@ -39,6 +39,14 @@ async def since(history: History, rollout_id: str, fence: int) -> tuple[list[Rec
     return [s for s in steps if s["fence"] >= fence], [c for c in calls if c["fence"] >= fence]
 
 
+async def has_asked(history: History, rollout_id: str) -> bool:
+    """Say whether the model may have been asked for this rollout, by whoever's hands."""
+    attempts = await history.of_rollout("attempts", rollout_id)
+    return any(row["asked_at"] is not None for row in attempts) or bool(
+        await history.of_rollout("llm_calls", rollout_id)
+    )
+
+
 def restored(steps: Sequence[Record], calls: Sequence[Record]) -> list[Step] | None:
     """Return the steps of an attempt that a dead worker left, None when its sandbox may be ahead of them.
 

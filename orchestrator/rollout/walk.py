@@ -53,6 +53,7 @@ class Walk:
         """Durable steps of the agent that an earlier owner ran."""
         self._ends_at: float | None = None
         self._writing: asyncio.Future[None] | None = None
+        self._asked = False
 
     @property
     def left_s(self) -> float | None:
@@ -156,6 +157,12 @@ class Walk:
         if isinstance(outcome, rows.LeaseExpired) and await self.runtime.store.reacquire(self.lease):
             outcome = await write(self._current_lease())
         self._follow(outcome)
+
+    async def asking(self) -> None:
+        """Store that a caller's session is asked (see `agents.base.Recorder`); another endpoint forgets each request."""
+        if self.row["endpoint_kind"] == "session" and not self._asked:
+            await self.note([rows.Asked()])
+            self._asked = True
 
     async def answered(self, step: str, calls: list[LlmCall]) -> None:
         """Store the calls of a step (see `agents.base.Recorder`)."""

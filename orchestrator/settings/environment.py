@@ -23,7 +23,7 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 def database_url(argument: str | None, environ: Mapping[str, str] | None = None) -> str:
     """Return the store's URL: argument, then `ROLLOUTS_DATABASE_URL`, then `$LOG_DIR/rollouts.db` (`./logs`)."""
     variables = os.environ if environ is None else environ
-    chosen = argument or variables.get("ROLLOUTS_DATABASE_URL")
+    chosen = argument or variables.get("ROLLOUTS_DATABASE_URL", "").strip()
     return as_url(chosen or str(Path(variables.get("LOG_DIR") or "logs") / "rollouts.db"))
 
 
@@ -45,7 +45,7 @@ def entry_database_url(environ: Mapping[str, str] | None = None) -> tuple[str, s
     state directory; `LOG_DIR` differs from process to process there, and is often on a network file system.
     """
     variables = os.environ if environ is None else environ
-    if variables.get("ROLLOUTS_DATABASE_URL"):
+    if variables.get("ROLLOUTS_DATABASE_URL", "").strip():
         return as_url(variables["ROLLOUTS_DATABASE_URL"]), ""
     named = variables.get("ROLLOUTS_LOCAL_DIR")
     home = Path(variables.get("HOME") or "~").expanduser()

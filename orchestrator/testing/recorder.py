@@ -16,6 +16,9 @@ class MemoryRecorder:
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
+    async def asking(self) -> None:
+        """Keep nothing of it."""
+
     async def answered(self, step: str, calls: list[LlmCall]) -> None:
         """Keep the calls as a step without messages; its name must be new, as a store demands."""
         if any(known.name == step for known in self.steps):

@@ -74,6 +74,7 @@ class _Work:
         """Take turn after turn."""
         over = limits.reached(self.talk, self.run.settings, self.remaining_s())
         while over is None:
+            await self.run.recorder.asking()
             answer = await self.model.ask(
                 self.talk.messages, self.talk.pending_digest(), self.request, self.deadline
             )

@@ -49,6 +49,7 @@ NOTES: dict[str, Callable[[rows.Lease], list[rows.Row]]] = {
         operations.intent(f"{lease.rollout_id}-late"),
         rows.SandboxLive(key=f"{lease.rollout_id}-late", provider_ids=["x"], isolation="bwrap"),
     ],
+    "Asked": lambda _lease: [rows.Asked()],
     "SandboxReleasing": lambda lease: [rows.SandboxReleasing()],
 }  # fmt: skip
 """A fact of each kind."""

@@ -169,7 +169,7 @@ def _keep(r: Rollout, fence: int, extra: rows.Row) -> None:
             r.steps.append(extra.name)
         case rows.RewardRow():
             r.rewards.append(extra.grade_id)
-        case rows.GradeRow() | rows.PatchRow() | rows.LlmCallRow():
+        case rows.Asked() | rows.GradeRow() | rows.PatchRow() | rows.LlmCallRow():
             pass
 
 
