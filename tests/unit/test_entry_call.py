@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -9,8 +10,13 @@ from orchestrator import errors, settings
 from orchestrator.entry import Call
 from orchestrator.entry import request as module
 from orchestrator.entry.call import DEFAULT_CONFIGS
-from orchestrator.entry.episode import folder_name
+from orchestrator.entry.episode import _write_all, folder_name
 from orchestrator.entry.request import settings_of
+from store.engine import parse_url
+from store.errors import StoreUnusable
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 URL = "http://127.0.0.1:1"
 
@@ -118,6 +124,25 @@ def test_an_identity_is_the_hash_of_a_key_of_its_own_or_of_a_rollout_key():
 )  # fmt: skip
 def test_an_instance_id_makes_a_folder_name_whatever_it_holds(instance_id: str, name: str):
     assert folder_name(instance_id) == name
+
+
+def test_files_of_one_rollout_may_be_written_by_many_calls_at_once(tmp_path: Path):
+    files = {"patch.diff": b"x" * 100_000, "result.json": b"{}", "grade.log": None}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: _write_all(tmp_path, files), range(40)))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "patch.diff": b"x" * 100_000, "result.json": b"{}",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:PW@SECRET@127.0.0.1:notaport/x", "mysql+x://u:SECRET@h:y/z"],
+)  # fmt: skip
+def test_a_text_that_is_no_url_is_refused_without_its_password(url: str):
+    with pytest.raises(StoreUnusable) as refused:
+        parse_url(url)
+    assert "SECRET" not in str(refused.value) + refused.value.hint
 
 
 def test_without_a_url_the_store_is_one_file_per_host_on_its_own_disk_and_says_what_to_set():

@@ -142,6 +142,7 @@ async def test_a_call_cancelled_between_two_attempts_ends_its_rollout(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    await entry.close()
     assert query("select failure_class, count(*) from rollouts where state = 'failed' group by 1") == [
         ("cancelled", 1)
     ]

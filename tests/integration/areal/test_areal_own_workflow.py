@@ -122,8 +122,8 @@ async def test_cancelling_is_prompt_and_the_sandbox_is_released_behind_it(
     with pytest.raises(asyncio.CancelledError):
         await call
     assert time.monotonic() - began < 1.0, f"load {os.getloadavg()[0]:.1f}"
-    assert query("select state, failure_class from rollouts") == [("failed", "cancelled")]
     await entry.close()
+    assert query("select state, failure_class from rollouts") == [("failed", "cancelled")]
     assert query("select count(*) from sandboxes where status <> 'released'") == [(0,)]
 
 
