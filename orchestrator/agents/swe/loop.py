@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors
@@ -64,11 +65,10 @@ class _Work:
         self.talk = Conversation.start(opening(run.task, run.settings), run.history)
         self.deadline = run.monotonic() + run.settings.timeout_s - self.talk.spent_s
         self.tools = Toolbox(run.settings.tools, run.settings.max_completion_tokens)
+        # No method of this object: a circle would keep all that a rollout held until a full garbage collection.
+        self.remaining_s = partial(_remaining_s, run.monotonic, self.deadline)
         self.turns = TurnTaker(run, self.tools, self.remaining_s)
         self.request = _request(run.settings, self.tools)
-
-    def remaining_s(self) -> float:
-        return self.deadline - self.run.monotonic()
 
     async def until_over(self) -> AgentExit:
         """Take turn after turn."""
@@ -144,6 +144,10 @@ class _Work:
         """Return once the step is durable; only then may the next request go out."""
         await self.run.recorder.record(step)
         self.talk.count(step)
+
+
+def _remaining_s(monotonic: Callable[[], float], deadline: float) -> float:
+    return deadline - monotonic()
 
 
 def _request(settings: AgentSettings, tools: Toolbox) -> dict[str, Any]:

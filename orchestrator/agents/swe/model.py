@@ -210,9 +210,25 @@ async def connect(
         default_headers={"Connection": "close"},
         http_client=http_client,
     ) as client:
-        yield Model(
-            client=client, endpoint=endpoint, llm=llm, monotonic=monotonic, sleep=sleep, jitter=jitter
-        )
+        try:
+            yield Model(
+                client=client, endpoint=endpoint, llm=llm, monotonic=monotonic, sleep=sleep, jitter=jitter
+            )
+        finally:
+            _untie(client)
+
+
+def _untie(client: openai.AsyncOpenAI) -> None:
+    """Let a client go of the parts that it made of itself and keeps, and they of theirs.
+
+    As circles they, and the connections behind them, would stay until a full garbage collection, which a trainer's event
+    loop has to wait for.
+    """
+    part: object = client
+    for name in ("chat", "completions", "with_raw_response"):
+        part = vars(part).pop(name, None)
+        if part is None:
+            return
 
 
 def warm() -> None:
