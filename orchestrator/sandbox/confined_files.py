@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ class ConfinedFiles:
             raise _no_file(path)
         mount, inner = found
         if not inner:  # a single mounted file, or a mounted folder itself
-            folder = os.open(mount.outside.parent, _DIRECTORY)
-            name, writable = mount.outside.name, False
+            outside = Path(mount.outside)
+            folder = os.open(outside.parent, _DIRECTORY)
+            name, writable = outside.name, False
         else:
             folder = self._walk(mount, inner[:-1], path, make=make_parents and mount.writable)
             name, writable = inner[-1], mount.writable

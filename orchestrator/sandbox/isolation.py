@@ -66,10 +66,10 @@ _RESERVED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
-    """One folder or file of this machine and where the sandbox sees it."""
+    """One folder or file of this machine and where the sandbox sees it; plain text, because a live sandbox has a dozen."""
 
     inside: str
-    outside: Path
+    outside: str
     writable: bool = False
 
 
@@ -118,15 +118,15 @@ def system_mounts() -> tuple[tuple[Mount, ...], tuple[tuple[str, str], ...]]:
 
     Every sandbox of a worker shares them: a hundred of their own would be thousands of objects.
     """
-    mounts = [Mount(inside="/usr", outside=Path("/usr"))]
+    mounts = [Mount(inside="/usr", outside="/usr")]
     links: list[tuple[str, str]] = []
     for name in _ROOT_FOLDERS:
         path = Path(name)
         if path.is_symlink():
             links.append((name, str(path.readlink())))
         elif path.is_dir():
-            mounts.append(Mount(inside=name, outside=path))
-    mounts += [Mount(inside=name, outside=Path(name)) for name in _ETC_FILES if Path(name).exists()]
+            mounts.append(Mount(inside=name, outside=name))
+    mounts += [Mount(inside=name, outside=name) for name in _ETC_FILES if Path(name).exists()]
     return tuple(mounts), tuple(links)
 
 
@@ -137,23 +137,23 @@ def folder_mounts(
 
     Read-only folders come after the sandbox's own `/tmp` and home, because they may lie below those on this machine.
     """
-    etc = [Mount(inside=f"/etc/{name}", outside=folder / "etc" / name) for name in _SYNTHETIC_ETC]
+    etc = [Mount(inside=f"/etc/{name}", outside=f"{folder}/etc/{name}") for name in _SYNTHETIC_ETC]
     resolver = Path("/etc/resolv.conf")
     if network and resolver.exists():
-        etc.append(Mount(inside=str(resolver), outside=resolver.resolve()))
+        etc.append(Mount(inside=str(resolver), outside=str(resolver.resolve())))
     return (
         *etc,
-        Mount(inside="/tmp", outside=folder / "tmp", writable=True),  # noqa: S108
-        Mount(inside="/dev/shm", outside=folder / "shm", writable=True),  # noqa: S108
-        Mount(inside=HOME, outside=folder / "home", writable=True),
-        *(Mount(inside=str(path), outside=path) for path in read_only),
-        Mount(inside=workdir, outside=folder / "work", writable=True),
+        Mount(inside="/tmp", outside=f"{folder}/tmp", writable=True),  # noqa: S108
+        Mount(inside="/dev/shm", outside=f"{folder}/shm", writable=True),  # noqa: S108
+        Mount(inside=HOME, outside=f"{folder}/home", writable=True),
+        *(Mount(inside=str(path), outside=str(path)) for path in read_only),
+        Mount(inside=workdir, outside=f"{folder}/work", writable=True),
     )
 
 
 def private_mount(folder: Path) -> Mount:
     """Return the mount that only programs started with `private` get."""
-    return Mount(inside=PRIVATE, outside=folder / "private", writable=True)
+    return Mount(inside=PRIVATE, outside=f"{folder}/private", writable=True)
 
 
 def launch_argv(
@@ -191,7 +191,7 @@ def _bwrap(view: View, mounts: Sequence[Mount], env: Mapping[str, str], info_fd:
     for link, target in view.links:
         command += ["--symlink", target, link]
     for mount in mounts:
-        command += ["--bind" if mount.writable else "--ro-bind", str(mount.outside), mount.inside]
+        command += ["--bind" if mount.writable else "--ro-bind", mount.outside, mount.inside]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", view.workdir]
     for name, value in env.items():
         command += ["--setenv", name, value]
@@ -210,7 +210,7 @@ def _unshare(
         "workdir": view.workdir,
         "loopback": not view.network,
         "links": view.links,
-        "mounts": [(str(mount.outside), mount.inside, mount.writable) for mount in mounts],
+        "mounts": [(mount.outside, mount.inside, mount.writable) for mount in mounts],
         "env": dict(env),
     }
     init = str(Path(__file__).with_name("unshare_init.py"))

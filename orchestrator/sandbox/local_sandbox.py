@@ -58,7 +58,7 @@ class LocalSandbox:
         self._running: set[ProcessTree] = set()
         mounts = (*view.mounts, private_mount(view.folder))
         if view.isolation is Isolation.NONE:
-            mounts = (Mount(inside=str(view.folder), outside=view.folder, writable=True),)
+            mounts = (Mount(inside=str(view.folder), outside=str(view.folder), writable=True),)
         self._files = ConfinedFiles(mounts, view.links)
 
     async def shell(self, command: str, *, timeout_s: float, output_limit: int = 1_000_000) -> CommandResult:

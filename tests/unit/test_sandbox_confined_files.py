@@ -24,9 +24,9 @@ def files(tmp_path, work):
     (tmp_path / "system" / "tool").write_text("tool")
     return ConfinedFiles(
         [
-            Mount(inside="/repo", outside=work, writable=True),
-            Mount(inside="/usr", outside=tmp_path / "system"),
-            Mount(inside="/etc/passwd", outside=tmp_path / "host" / "secret"),
+            Mount(inside="/repo", outside=str(work), writable=True),
+            Mount(inside="/usr", outside=f"{tmp_path}/system"),
+            Mount(inside="/etc/passwd", outside=f"{tmp_path}/host/secret"),
         ],
         [("/bin", "usr")],
     )

@@ -89,10 +89,14 @@ class Model:
         """
         try:
             async with asyncio.timeout(min(self.llm.request_timeout_s, remaining_s)):
-                response = await self.client.chat.completions.with_raw_response.create(
-                    **{**request, "model": self.endpoint.model, "messages": messages}
+                # The library's own word for this path walks through every message on the event loop, and hangs dozens of
+                # objects in circles to the client, which wait for a full garbage collection.
+                content = await self.client.post(
+                    "/chat/completions",
+                    cast_to=bytes,
+                    body={**request, "model": self.endpoint.model, "messages": messages},
                 )
-            return reply.parse(response.content), False
+            return reply.parse(content), False
         except TimeoutError:
             ran_out = remaining_s <= self.llm.request_timeout_s
             limit = (
@@ -210,25 +214,9 @@ async def connect(
         default_headers={"Connection": "close"},
         http_client=http_client,
     ) as client:
-        try:
-            yield Model(
-                client=client, endpoint=endpoint, llm=llm, monotonic=monotonic, sleep=sleep, jitter=jitter
-            )
-        finally:
-            _untie(client)
-
-
-def _untie(client: openai.AsyncOpenAI) -> None:
-    """Let a client go of the parts that it made of itself and keeps, and they of theirs.
-
-    As circles they, and the connections behind them, would stay until a full garbage collection, which a trainer's event
-    loop has to wait for.
-    """
-    part: object = client
-    for name in ("chat", "completions", "with_raw_response"):
-        part = vars(part).pop(name, None)
-        if part is None:
-            return
+        yield Model(
+            client=client, endpoint=endpoint, llm=llm, monotonic=monotonic, sleep=sleep, jitter=jitter
+        )
 
 
 def warm() -> None:
@@ -238,7 +226,9 @@ def warm() -> None:
         nobody = Endpoint(base_url=f"http://127.0.0.1:{port}", model="none", api_key=SecretStr("none"))
         async with connect(nobody, LlmSettings(), time.monotonic) as model:
             with contextlib.suppress(openai.APIConnectionError):
-                await model.client.chat.completions.create(model="none", messages=[])
+                await model.client.post(
+                    "/chat/completions", cast_to=bytes, body={"model": "none", "messages": []}
+                )
 
     with socket.socket() as closed:  # bound and not listening: whoever connects is refused
         closed.bind(("127.0.0.1", 0))
