@@ -39,14 +39,24 @@ def load(agent_type: str) -> ModuleType:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Let nobody wait for collections that look at more and more modules, none of which is garbage."""
+    """Let nobody wait for collections that look at more and more modules, none of which is garbage.
+
+    What was loaded is frozen before collections go on: the next one, on any callback, would look at all of it.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collecting:
+            gc.freeze()
             gc.enable()
+
+
+@cache
+def thaw() -> None:
+    """Once, give back to the collector what was frozen, for settings that leave it alone."""
+    gc.unfreeze()
 
 
 @cache

@@ -117,6 +117,8 @@ async def _answered(record: dict[str, Any], call: Call, chosen: Settings, began_
     task = await asyncio.to_thread(task_of, record)
     if chosen.training.freeze_gc:
         loading.freeze("before the store is opened, which may take a while")
+    else:
+        loading.thaw()
     opened = await shared.opened(_database_url())
     runtime = await opened.runtime(chosen)
     if chosen.training.freeze_gc:

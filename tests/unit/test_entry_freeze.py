@@ -29,6 +29,21 @@ def test_a_freeze_takes_what_is_there_once_for_each_occasion():
     assert done.stdout.split() == ["0", "False", "True", "True", "True"]
 
 
+LOADED = """
+import gc
+from orchestrator.entry import loading
+loading.load("swe")
+print(gc.isenabled(), gc.get_freeze_count() > 50_000, end=" ")
+loading.thaw()
+print(gc.get_freeze_count())
+"""
+
+
+def test_what_is_loaded_meets_no_collection_unless_the_collector_is_to_be_left_alone():
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "0"]
+
+
 def test_loading_holds_collections_up_and_leaves_the_collector_as_it_was():
     assert gc.isenabled()
     with loading._without_collections():
@@ -37,3 +52,4 @@ def test_loading_holds_collections_up_and_leaves_the_collector_as_it_was():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
+    gc.unfreeze()
