@@ -77,11 +77,10 @@ def _behind(url: str) -> list[Need]:
     """Return what is to be done about a schema that is older than this program's."""
     from store import revisions, soundness
 
-    at, newest = soundness.standing(url) or "", revisions.newest()
-    missing = int(newest) - int(at or 0)
-    return [Need(f"migrations that the database lacks (it is at {at})", missing, "rollouts db upgrade")][
-        :missing
-    ]
+    at = soundness.standing(url) or "0"
+    missing = int(revisions.newest()) - int(at)
+    need = Need(f"migrations that the database lacks (it is at {at})", missing, "rollouts db upgrade")
+    return [need] if missing else []
 
 
 def needs_of(found: Standing) -> list[Need]:
@@ -114,8 +113,9 @@ def needs_of(found: Standing) -> list[Need]:
         what = f"rollouts that failed as {cause.value} in the last hour"
         needs.append(Need(what, failures.pop(cause, 0), _LIST))
     if sum(failures.values()) >= max(_SEVERAL, found.answered):
-        what = f"rollouts without a reward of {sum(found.failures.values()) + found.answered} in the last hour, mostly"
-        needs.append(Need(f"{what} {next(iter(failures))}", sum(failures.values()), _LIST))
+        ended, most = sum(found.failures.values()) + found.answered, max(failures, key=failures.__getitem__)
+        what = f"rollouts without a reward of {ended} in the last hour, mostly {most}"
+        needs.append(Need(what, sum(failures.values()), _LIST))
     return [need for need in needs if need.number]
 
 
