@@ -149,6 +149,8 @@ async def test_nobody_is_answered_before_the_commit(store: Store, lease: rows.Le
     loop, seen = asyncio.get_running_loop(), []
 
     async def look() -> None:
+        for _ in range(20):  # an answer takes some turns of the loop to reach who waits for it
+            await asyncio.sleep(0)
         seen.append(write.done())
 
     def at_commit(_connection: object) -> None:

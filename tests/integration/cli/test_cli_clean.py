@@ -9,7 +9,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,23 +136,36 @@ async def test_areals_hook_says_in_lines_what_it_did_and_which_database_it_opene
     assert "nothing is proven" in none.stdout
 
 
+async def standing_at(process: asyncio.subprocess.Process, file: str) -> None:
+    """Wait until a process has opened a file."""
+    async with asyncio.timeout(30):
+        while file not in opened_by(process.pid):
+            await asyncio.sleep(0.02)
+
+
+def opened_by(pid: int) -> set[str]:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(descriptor.readlink()))
+    return found
+
+
 @pytest.mark.long
 async def test_areals_hook_cleans_for_nobody_who_reads_and_says_when_it_was_interrupted(command: Command):
     await killed(command)
     hook = [sys.executable, "-m", "aweagent.maintenance.clean_instances"]
     command.environ["ROLLOUTS_DATABASE_URL"] = str(command.database)
-    # The signal may hit the event loop while it is being made, which Python then calls unclosed.
-    environ = {**command.environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environ = {**command.environment(), "PYTHONPATH": str(ROOT)}
     with kept(command.database):
         waiting = await asyncio.create_subprocess_exec(
             *hook, cwd=command.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        assert waiting.stdout is not None
-        said = await waiting.stdout.readline()  # it goes on to open the database, and waits there
+        await standing_at(waiting, f"{command.database}.lock")
         waiting.send_signal(signal.SIGINT)
         out, err = await waiting.communicate()
     assert (waiting.returncode, err) == (130, b"")
-    assert said + out == f"database: {command.database}\n".encode() + (
+    assert out == f"database: {command.database}\n".encode() + (
         b"interrupted: what is not removed yet stays written down; run it again\n"
     )
     reader, writer = os.pipe()
