@@ -43,7 +43,8 @@ class Swept:
     rollout_id: str | None
     provider_ref: str
     outcome: str
-    """removed | would remove | kept (its owner lives) | open (not proven gone) | stray (known to no open row)"""
+    """removed | gone (somebody else removed it meanwhile) | would remove | kept (its owner lives) | open (not proven
+    gone) | stray (known to no open row, and not proven gone)"""
     detail: str = ""
 
 
@@ -60,7 +61,17 @@ class Cleaned:
     @property
     def clean(self) -> bool:
         """True when nothing remains that has no live owner, and every authority that counts was asked."""
-        return not self.unknown and all(s.outcome in ("removed", "kept") for s in self.swept)
+        return not self.unknown and all(s.outcome in ("removed", "gone", "kept") for s in self.swept)
+
+    @property
+    def counts(self) -> str:
+        """How many sandboxes came to what, for a person."""
+        count = [s.outcome for s in self.swept].count
+        elsewhere = f"{count('gone')} by somebody else meanwhile, " if count("gone") else ""
+        return (
+            f"{count('removed')} sandboxes removed, {elsewhere}{count('kept')} belong to live workers, "
+            f"{count('open') + count('stray')} not proven gone"
+        )
 
 
 async def clean(
@@ -187,11 +198,13 @@ async def _released(store: Store, provider_of: ProviderOf, row: Record, left_s: 
         return _swept(row, "open", "nobody is known to own it; it is given up when its time is over")
     try:
         async with asyncio.timeout(max(left_s, 0.0)):
-            gone = await custody.release(store, provider_of(row["provider"]), row)
+            release = await custody.release(store, provider_of(row["provider"]), row)
     except (TimeoutError, errors.UsageError) as e:
         return _swept(row, "open", str(e) or "there was no time left to ask its provider")
-    if gone:
+    if release is custody.Release.CLOSED:
         return _swept(row, "removed", row["status"])
+    if release is custody.Release.WAS_CLOSED:
+        return _swept(row, "gone", "somebody else removed it meanwhile")
     again = await store.history.sandbox(row["key"])
     return _swept(row, "open", (again or row)["last_error"] or "not proven gone")
 
@@ -272,7 +285,7 @@ async def _release_due(runtime: Runtime, due: dict[str, float]) -> None:
     store, now = runtime.store, asyncio.get_running_loop().time()
 
     async def one(row: Record) -> None:
-        if not await custody.release(store, runtime.provider, row):
+        if await custody.release(store, runtime.provider, row) is custody.Release.OPEN:
             due[row["key"]] = now + min(_RETRY_CAP_S, _RETRY_S * 2 ** min(row["release_attempts"], 10))
 
     async def all_of_them() -> None:

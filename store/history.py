@@ -130,7 +130,7 @@ class History:
                 rollouts.c.agent_type, rollouts.c.state, rollouts.c.attempts, rewards.c.reward,
                 grades.c.outcome.label("grade_outcome"), grades.c.mask_sample, rollouts.c.failure_class,
                 rollouts.c.failure_msg, rollouts.c.created_at, rollouts.c.finished_at, rollouts.c.task_sha256,
-                rollouts.c.config_sha256, rollouts.c.lease_owner, rollouts.c.lease_until,
+                rollouts.c.config_sha256, rollouts.c.lease_owner, rollouts.c.lease_until, rollouts.c.fsm_version,
             )
             .join(rewards, rewards.c.rollout_id == rollouts.c.id, isouter=True)
             .join(grades, grades.c.grade_id == rewards.c.grade_id, isouter=True)

@@ -40,12 +40,7 @@ def _clean() -> int:
         _say(f"unknown: {ref} could not be asked: {why}")
     if done.resumable:
         _say(f"{done.resumable} unfinished rollouts that nobody has wait for `rollouts resume`")
-    outcomes = [swept.outcome for swept in done.swept]
-    left = outcomes.count("open") + outcomes.count("stray")
-    _say(
-        f"{outcomes.count('removed')} sandboxes removed, {outcomes.count('kept')} belong to live workers, "
-        f"{left} not proven gone"
-    )
+    _say(done.counts)
     if not done.clean:
         _say("run it again when their provider answers, or see `rollouts clean --write-off`")
     return 0 if done.clean else 1

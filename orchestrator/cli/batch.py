@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator import rollout
 from orchestrator.cli.console import say
-from orchestrator.states import TERMINAL, State
+from orchestrator.states import FSM_VERSION, TERMINAL, State
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ class Batch:
         self._chains = chains
         self._waits = wait
         self.left: set[str] = set()
-        """Rollouts that somebody else took up first."""
+        """Rollouts that somebody else took up first, or that only a newer version of this program can take up."""
         self._due: dict[str, float] = dict.fromkeys(ids, 0.0)
         """Rollouts that are not over and not walked here -> when (monotonic) to try next."""
         self._walks: dict[asyncio.Task[Ending], str] = {}
@@ -121,7 +121,7 @@ class Batch:
                 self._wake.set()
 
     async def _look_at(self, ids: Sequence[str], now: float) -> None:
-        """Find out why rollouts could not be claimed: over, held by another process, or not due yet."""
+        """Find out why rollouts could not be claimed: over, not for this program, held by another one, or not due yet."""
         if not ids:
             return
         rows = await self._rows(ids)
@@ -135,10 +135,10 @@ class Batch:
                     ended[rollout_id] = row["failure_class"]
             elif row["state"] == State.GRADED and row["lease_owner"] is None:
                 self._leave_to_clean(rollout_id)
+            elif row["fsm_version"] > FSM_VERSION:
+                self._leave(rollout_id, "a newer version of this program submitted it: continue it with that")
             elif row["lease_owner"] is not None and not self._waits:
-                del self._due[rollout_id]
-                self.left.add(rollout_id)
-                say(f"left: {rollout_id}: worker {row['lease_owner']} took it up first")
+                self._leave(rollout_id, f"worker {row['lease_owner']} took it up first")
             else:
                 self._due[rollout_id] = now + _POLL_S
         await self._follow(ended)
@@ -196,6 +196,11 @@ class Batch:
             self._moved(rollout_id, ending.state)
         self._progress.walking(len(self._walks))
         await self._follow(ended)
+
+    def _leave(self, rollout_id: str, why: str) -> None:
+        del self._due[rollout_id]
+        self.left.add(rollout_id)
+        say(f"left: {rollout_id}: {why}")
 
     def _leave_to_clean(self, rollout_id: str) -> None:
         """Count a rollout as answered whose reward is recorded; its sandbox is released when its provider answers."""

@@ -153,12 +153,9 @@ async def _refuse_known(store: Store, ref: str) -> None:
 
 
 def _summary(done: Cleaned, *, dry_run: bool) -> str:
-    count = [s.outcome for s in done.swept].count
-    kept = f"{count('kept')} belong to live workers"
     if dry_run:
+        count = [s.outcome for s in done.swept].count
+        kept = f"{count('kept')} belong to live workers"
         return f"{count('would remove')} sandboxes would be removed, {kept}, {count('open')} cannot be judged"
-    left = count("open") + count("stray")
-    text = f"{count('removed')} sandboxes removed, {kept}, {left} not proven gone"
-    if left or done.unknown:
-        text += "; run it again when their provider answers, or see --write-off"
-    return text
+    hint = "" if done.clean else "; run it again when their provider answers, or see --write-off"
+    return done.counts + hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from orchestrator import errors, identity
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RELEASE_MARGIN_S = 900
+
+
+class Release(Enum):
+    """What came of removing a sandbox."""
+
+    CLOSED = auto()
+    """It is gone, and its ledger row was closed with that proof."""
+    WAS_CLOSED = auto()
+    """It is gone, and somebody else had closed its row by then."""
+    OPEN = auto()
+    """It is not proven gone; its row says why."""
 
 
 def spec_of(key: str, role: Role, task: Task, settings: Settings, *, fence: int = 0) -> SandboxSpec:
@@ -97,7 +109,7 @@ async def release_given_up(runtime: Runtime, rollout_id: str) -> list[str]:
     return [
         row["key"]
         for row in await store.history.of_rollout("sandboxes", rollout_id)
-        if row["status"] == "releasing" and not await release(store, provider, row)
+        if row["status"] == "releasing" and await release(store, provider, row) is Release.OPEN
     ]
 
 
@@ -115,8 +127,8 @@ async def discard(runtime: Runtime, key: str) -> None:
         logger.warning("sandbox %s is not wanted and could not be removed: %s", key, e)
 
 
-async def release(store: Store, provider: SandboxProvider, row: Record) -> bool:
-    """Remove a sandbox at the authority its ledger row names and close the row; False, and a note, without proof.
+async def release(store: Store, provider: SandboxProvider, row: Record) -> Release:
+    """Remove a sandbox at the authority its ledger row names and close the row; without proof the row gets a note.
 
     What was never seen to live is `lost` once its create call cannot take effect any more and the provider has nothing.
     """
@@ -135,10 +147,11 @@ async def release(store: Store, provider: SandboxProvider, row: Record) -> bool:
     except errors.Failure as e:
         logger.warning("sandbox %s is not released yet: %s", key, e)
         await store.note_failed_release(key, str(e), found)
-        return False
+        return Release.OPEN
     nothing = unsure and not found
-    await store.close_sandbox(key, f"nothing was ever made; {proof}" if nothing else proof, lost=nothing)
-    return True
+    proof = f"nothing was ever made; {proof}" if nothing else proof
+    closed = await store.close_sandbox(key, proof, lost=nothing)
+    return Release.CLOSED if closed else Release.WAS_CLOSED
 
 
 def key_without_rollout(store: Store, ordinal: int) -> str:
@@ -178,12 +191,12 @@ async def without_rollout(
 
 
 async def sweep_abandoned(store: Store, provider: SandboxProvider) -> int:
-    """Remove the sandboxes without a rollout whose worker is gone; return how many are proven gone now."""
+    """Remove the sandboxes without a rollout whose worker is gone; return how many this call proved gone."""
     abandoned = await store.give_up_abandoned(owner_of)
     return await _release_open(store, provider, {key for key, _ in abandoned})
 
 
 async def _release_open(store: Store, provider: SandboxProvider, keys: Collection[str]) -> int:
-    """Release those of the open ledger rows; return how many are proven gone now."""
+    """Release those of the open ledger rows; return how many this call proved gone."""
     wanted = [row for row in await store.history.open_sandboxes() if row["key"] in keys]
-    return sum([await release(store, provider, row) for row in wanted])
+    return [await release(store, provider, row) for row in wanted].count(Release.CLOSED)

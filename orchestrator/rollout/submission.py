@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -47,15 +48,18 @@ async def submit(runtime: Runtime, requests: Sequence[Request]) -> list[tuple[st
 
     A request whose key exists attaches to that rollout; raises `store.errors.Conflict` when it asks for something else.
     """
-    return await runtime.store.submit([_row(runtime, request) for request in requests])
+    ids = [runtime.new_id() for _ in requests]
+    # Digests of large records, or of many, would hold up the event loop.
+    new = await asyncio.to_thread(lambda: [_row(*each) for each in zip(ids, requests, strict=True)])
+    return await runtime.store.submit(new)
 
 
-def _row(runtime: Runtime, request: Request) -> rows.NewRollout:
+def _row(rollout_id: str, request: Request) -> rows.NewRollout:
     task, settings = request.task, request.settings
     digest = task.sha256
     source = task.repo_source
     return rows.NewRollout(
-        id=runtime.new_id(),
+        id=rollout_id,
         idem_key=request.key
         or identity.batch_key(request.run_id, task.instance_id, digest, request.sample, request.retry_no),
         request_sha256=identity.request_sha256(digest, settings.to_json(), request.endpoint_kind),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -100,3 +101,22 @@ async def test_who_submitted_a_session_and_still_lives_keeps_it(machine: Machine
     database.ask("UPDATE workers SET stopping = 1")
     assert await recovery.is_orphan(machine.store, own)
     assert rollout_id == row["id"]
+
+
+async def test_of_two_cleans_at_once_only_one_says_that_it_removed_a_sandbox(machine: Machine):
+    await stuck(machine)
+    machine.provider.fault = lambda _name, _n: None
+    rows = await machine.store.history.open_sandboxes()
+    assert len(rows) > 0
+    both = await asyncio.gather(
+        *(recovery.clean(machine.store, lambda _name: machine.provider) for _ in range(2))
+    )
+    told = [[swept.outcome for swept in done.swept] for done in both]
+    assert sum(outcomes.count("removed") for outcomes in told) == len(rows), told
+    assert all(done.clean for done in both), told
+    late = await recovery._released(machine.store, lambda _name: machine.provider, rows[0], 60.0)
+    assert (late.outcome, late.detail) == ("gone", "somebody else removed it meanwhile")
+    assert recovery.Cleaned(swept=[late]).clean
+    assert recovery.Cleaned(swept=[late]).counts.startswith(
+        "0 sandboxes removed, 1 by somebody else meanwhile"
+    )

@@ -14,6 +14,7 @@ from store import rows
 if TYPE_CHECKING:
     import pytest
 
+    from tests.conftest import Database
     from tests.integration.conftest import Machine
 
 
@@ -38,3 +39,20 @@ async def test_a_rollout_that_another_process_has_graded_and_still_releases_is_w
         assert f"held by worker {machine.store.worker.worker_id}" in await told.get()
         assert isinstance(await machine.store.transition(lease, "release", op_id="release"), rows.Applied)
     assert told.empty()
+
+
+async def test_a_rollout_of_a_later_state_machine_is_left_and_not_waited_for(
+    machine: Machine, database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    rollout_id = await machine.submit()
+    database.ask("UPDATE rollouts SET fsm_version = 99")
+    told: list[str] = []
+    monkeypatch.setattr(batch, "say", told.append)
+    chains = Chains([], await machine.store.history.overview(run_id="run"), retries=0)
+    work = batch.Batch(
+        machine.runtime, "run", [rollout_id], concurrency=1, progress=Progress("run"), chains=chains
+    )
+    await work.work()
+    assert work.left == {rollout_id}
+    newer = "a newer version of this program submitted it: continue it with that"
+    assert told == [f"left: {rollout_id}: {newer}"]

@@ -84,6 +84,28 @@ async def test_what_cannot_go_on_here_is_left_and_everything_else_is_finished_an
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
+async def test_a_run_ends_and_says_so_when_a_newer_version_has_to_finish_one_of_its_rollouts(
+    command: Command,
+):
+    await killed_at(command, 1)
+    with closing(sqlite3.connect(command.database)) as raw, raw:
+        raw.execute("UPDATE rollouts SET fsm_version = 99 WHERE sample = 1")
+    again = await asyncio.to_thread(
+        command, "run", command.offline, "--model", command.replay, "-n", "3", "-j", "1", "--run", "killed",
+        timeout_s=120,
+    )  # fmt: skip
+    assert again.returncode == 1, again.stderr
+    assert "a newer version of this program submitted it: continue it with that" in again.stderr
+    assert "unfinished:created 1" in again.stdout
+    assert command.query("select state from rollouts order by sample") == [
+        ["released"],
+        ["created"],
+        ["released"],
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
 async def test_of_several_databases_only_those_with_the_rollout_or_the_run_are_concerned(command: Command):
     await killed_at(command, 1)
     ((rollout_id, run),) = command.query("select id, run_id from rollouts where sample = 0")
