@@ -72,7 +72,8 @@ class Walk:
         row = await runtime.store.history.rollout(lease.rollout_id)
         if row is None:
             raise errors.InternalError(f"rollout {lease.rollout_id} has no row")
-        task = Task.model_validate_json(await runtime.store.history.task_json(row["task_sha256"]))
+        record = await runtime.store.history.task_json(row["task_sha256"])
+        task = await asyncio.to_thread(Task.model_validate_json, record)  # which takes long for some
         given = StoredInput(row)
         if given.repo_source is not None:
             task = task.model_copy(update={"repo_source": given.repo_source})

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 from orchestrator import errors, rollout
 from orchestrator.errors import FailureClass, GradeOutcome
+from orchestrator.rollout import walk
 from orchestrator.states import State
+from orchestrator.tasks.record import Task
 from orchestrator.testing.faults import failing
 from store import rows
 
@@ -303,3 +306,25 @@ async def stored_bytes(machine: Machine) -> int:
         return int(pages) * int(page_size)
 
     return await machine.store._writer.write("record", size)
+
+
+async def test_no_record_is_digested_or_read_back_on_the_event_loop(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    used: dict[str, set[int]] = {"digest": set(), "read": set()}
+
+    class Watched(Task):
+        def to_json(self) -> str:
+            used["digest"].add(threading.get_ident())
+            return super().to_json()
+
+        @classmethod
+        def model_validate_json(cls, *given: Any, **more: Any) -> Self:
+            used["read"].add(threading.get_ident())
+            return super().model_validate_json(*given, **more)
+
+    monkeypatch.setattr(walk, "Task", Watched)
+    ending = await machine.play(SUBMIT, task=Watched(**machine.task.model_dump()))
+    assert ending.state is State.RELEASED
+    assert all(used.values()), used
+    assert not any(threading.get_ident() in threads for threads in used.values())
