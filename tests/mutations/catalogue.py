@@ -45,7 +45,7 @@ MUTATIONS = (
     Mutation(
         "no lease in the WHERE of a move",
         "store/guarded.py",
-        "AND rollouts.lease_until > {{now}} AND e.src = rollouts.state",
+        "AND rollouts.lease_until > {now} AND e.src = rollouts.state",
         "AND e.src = rollouts.state",
         GUARDS + "test_a_lease_that_ran_out_changes_nothing",
     ),
@@ -59,8 +59,8 @@ MUTATIONS = (
     Mutation(
         "no edge in the WHERE",
         "store/guarded.py",
-        "AND rollouts.lease_until > {{now}} AND e.src = rollouts.state",
-        "AND rollouts.lease_until > {{now}}",
+        "AND rollouts.lease_until > {now} AND e.src = rollouts.state",
+        "AND rollouts.lease_until > {now}",
         GUARDS + "test_a_trigger_without_an_edge_is_an_error",
     ),
     Mutation(
