@@ -1,6 +1,7 @@
 """PostgreSQL the usual way: a BEGIN, UPDATE, INSERT, COMMIT of its own per transition, on a connection per task.
 
-`python -m bench.store_rounds.own_transactions URL` serves rounds like the other contenders.
+`python -m bench.store_rounds.own_transactions URL [prepared]` serves rounds like the other contenders; with `prepared` the
+driver has the server keep the plans, as it does by itself where no transaction-mode pooler forbids it.
 """
 
 from __future__ import annotations
@@ -52,17 +53,22 @@ async def _walk(connection: psycopg.AsyncConnection[Any], mine: list[Walked], de
     return done
 
 
-async def _prepared(url: str) -> tuple[list[Walked], list[psycopg.AsyncConnection[Any]]]:
+async def _ready(
+    url: str, prepare_threshold: int | None
+) -> tuple[list[Walked], list[psycopg.AsyncConnection[Any]]]:
     store = await workload.open_store(url)
     leases = await workload.claimed(store)
     await store.close()
-    connections = [await psycopg.AsyncConnection.connect(url, autocommit=True) for _ in range(CONNECTIONS)]
+    connections = [
+        await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=prepare_threshold)
+        for _ in range(CONNECTIONS)
+    ]
     return [Walked(lease.rollout_id, lease.fence) for lease in leases], connections
 
 
-async def main(url: str) -> None:
+async def main(url: str, prepare_threshold: int | None) -> None:
     """Serve rounds."""
-    walked, connections = await _prepared(url)
+    walked, connections = await _ready(url, prepare_threshold)
 
     async def round_of(seconds: float, tasks: int) -> dict[str, Any]:
         deadline = time.perf_counter() + seconds
@@ -75,4 +81,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], 5 if sys.argv[2:] == ["prepared"] else None))
