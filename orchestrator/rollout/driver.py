@@ -165,14 +165,7 @@ async def _outcome_of(walk: Walk, work: asyncio.Task[None], stopped: list[str]) 
     except Superseded as e:
         logger.warning("%s; left to its owner", e)
     except ReleasePending as e:
-        delay_ms = min(_LONGEST_RELEASE_MS, _RELEASE_RETRY_MS * 2 ** min(walk.lease.attempt_no, 10))
-        await walk.note(
-            give_back=rows.GiveBack(
-                outcome="failed", error_class="release_pending", error=str(e), delay_ms=delay_ms
-            )
-        )
-        known = await answer(walk.runtime.store, walk.lease.rollout_id)
-        return replace(known, message=str(e), again_in_s=delay_ms / 1000)
+        return await _left_graded(walk, str(e))
     except (errors.Failure, store_errors.Damaged) as e:
         failure = e if isinstance(e, errors.Failure) else errors.InternalError(str(e), hint=e.hint)
         return await _settle(walk, failure)
@@ -207,6 +200,19 @@ async def answer(store: Look, rollout_id: str) -> Ending:
         message=row["failure_msg"] or "",
         again_in_s=1.0 if waits else None,
     )
+
+
+async def _left_graded(walk: Walk, why: str) -> Ending:
+    """Give back a rollout that has its reward and waits for a release, unless somebody else has it by now."""
+    delay_ms = min(_LONGEST_RELEASE_MS, _RELEASE_RETRY_MS * 2 ** min(walk.lease.attempt_no, 10))
+    give_back = rows.GiveBack(outcome="failed", error_class="release_pending", error=why, delay_ms=delay_ms)
+    try:
+        await walk.note(give_back=give_back)
+    except Superseded as e:
+        logger.warning("%s; left to its owner", e)
+        return await answer(walk.runtime.store, walk.lease.rollout_id)
+    known = await answer(walk.runtime.store, walk.lease.rollout_id)
+    return replace(known, message=why, again_in_s=delay_ms / 1000)
 
 
 async def _settle(walk: Walk, failure: errors.Failure) -> Ending:

@@ -48,6 +48,23 @@ async def test_a_graded_rollout_waits_for_no_release_and_is_released_when_the_pr
     await machine.check_nothing_is_left()
 
 
+async def test_who_stood_still_while_a_release_failed_leaves_the_graded_rollout_to_its_new_owner(
+    machine: Machine, database: Database
+):
+    def claimed_meanwhile(name: str, _number: int) -> SandboxLost | None:
+        if name != "release":
+            return None
+        database.ask("UPDATE rollouts SET fence = fence + 1, lease_owner = 'another' WHERE state = 'graded'")
+        return SandboxLost("no answer")
+
+    machine.provider.fault = claimed_meanwhile
+    rollout_id = await machine.submit()
+    ending = await machine.serve(rollout_id, IDLE)
+    assert (ending.state, ending.reward) == (State.GRADED, 0.0)
+    assert database.ask("SELECT lease_owner FROM rollouts") == [("another",)]
+    assert database.ask("SELECT outcome FROM attempts") == [(None,)], "nothing is written under an old fence"
+
+
 async def test_healing_waits_for_nobody_and_survives_what_it_cannot_settle(
     machine: Machine, database: Database
 ):
