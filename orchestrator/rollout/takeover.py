@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from orchestrator import errors
 from orchestrator.agents import registry
 from orchestrator.rollout import custody, transcript
+from orchestrator.rollout.owned import OwnedSandbox
 from orchestrator.sandbox.base import Role
 from orchestrator.states import State
 from store import rows
@@ -139,6 +140,6 @@ async def _attached(walk: Walk, row: Record) -> Sandbox | None:
         logger.warning("rollout %s: its sandbox cannot be used any more: %s", walk.lease.rollout_id, e)
         return None
     if await sandbox.alive():
-        return sandbox
+        return OwnedSandbox(sandbox, walk.sure)
     await sandbox.detach()
     return None

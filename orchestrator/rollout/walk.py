@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from orchestrator import errors
 from orchestrator.agents.base import AgentRun, AgentTask
 from orchestrator.rollout import custody, grades, takeover, transcript
+from orchestrator.rollout.owned import OwnedSandbox
 from orchestrator.rollout.stored_input import StoredInput
 from orchestrator.sandbox.base import Role
 from orchestrator.states import TERMINAL, State
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from orchestrator.sandbox.base import Sandbox, SandboxSpec
     from orchestrator.settings import Settings
     from store.history import Record
+
+_LOOK_S = 0.05
+"""How often an owner who is not sure looks whether its lease was renewed."""
 
 
 class Superseded(Exception):
@@ -181,7 +185,16 @@ class Walk:
             raise errors.SandboxCreateFailed(
                 f"the time to make sandbox {spec.key} was over before it began: this process stood still"
             )
-        return await custody.make(self.runtime, spec)
+        await self.sure()
+        return OwnedSandbox(await custody.make(self.runtime, spec), self.sure)
+
+    async def sure(self) -> None:
+        """Wait until nobody else can have claimed the rollout; once somebody has, the heartbeat ends the walk here.
+
+        A process that stood still, or whose store is away, waits for its next renewal.
+        """
+        while not self.runtime.heartbeat.is_sure(self.lease):
+            await asyncio.sleep(_LOOK_S)
 
     @asynccontextmanager
     async def kept(self, sandbox: Sandbox) -> AsyncIterator[None]:
